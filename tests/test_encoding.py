@@ -16,7 +16,6 @@ from tokenizers import (
 
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
-from calibrate.prompts.prompts_file import render_conversation, render_messages
 
 TEXTS = [
     "Q: 2+2 A: 4", "code 12 34 1234", "x\n    return 12\n        y", "a cafe, a caf\u00e9",
@@ -190,98 +189,21 @@ def test_a_tokenizer_without_offsets_is_refused():
         Encoder(transformers.ByT5Tokenizer(), None, 999)
 
 
-def test_several_answers_continue_the_same_tokens():
-    encode = encoder("bytes")
-    (before, first), (same, second) = encode.pairs("code 12", ["34", " 34"])
-    assert before == same == encode.ids("code")
-    assert (first, second) == (encode.ids(" 1234"), encode.ids(" 12 34"))
-    # What begins with another answer is right only where that is.
-    assert encode.pairs("a", [" b c", " b", " c"]) == encode.pairs("a", [" b", " c"])
-
-
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    "<|{{ m.role }}|> {{ m.content | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}{{ date_string if dated }}"
-)
-USER, ASSISTANT = (
-    {"role": x, "content": y} for x, y in (("user", "Name a"), ("assistant", "red "))
-)
-
-
-def test_messages_are_rendered_by_the_chat_template_with_one_bos():
+def test_a_rendered_chat_has_one_bos():
     tokenizer = byte_tokenizer(trims=True, post=around())
-    call = r"tokenizer\.apply_chat_template\(messages, tokenize=False, add_generation_prompt=True\)"
-    with pytest.raises(CalibrateError, match=call):
-        render_messages(tokenizer, [USER])
-    tokenizer.chat_template = CHAT
-    assert render_messages(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
-    prompt, answer = render_conversation(tokenizer, [USER, ASSISTANT])
-    assert (prompt, answer) == (render_messages(tokenizer, [USER]), " red")
-    before, behind = Encoder(tokenizer, None, 999).pair(prompt, answer)
-    own = tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|> {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    user, assistant = ({"role": x, "content": "a"} for x in ("user", "assistant"))
+    prompt = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
+    before, behind = Encoder(tokenizer, None, 999).pair(prompt, " a")
+    own = tokenizer.apply_chat_template([user, assistant], return_dict=False)
     assert [*before, *behind] == own[:-1]  # but for the line's end
     assert before.count(1) == 1
-    with pytest.raises(CalibrateError, match="no tools"):
-        render_messages(tokenizer, [USER, {"role": "tool", "content": ""}])
-
-
-TURN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-BEFORE = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "shown"),
-    [
-        (TURN + BEFORE.replace("<|assistant|>", "<|assistant|><think>\n"), "<think>"),
-        (TURN, r"<\|end\|>red"),  # no generation prompt: the user's turn is closed
-        (TURN.replace("m.role }}|>", "m.role }}|><think></think>") + BEFORE, "<think></think>red"),
-        (TURN.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
-         + BEFORE, "'Name a'"),
-        ("{{ messages | length }}", "'Name a'"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_template_that_writes_another_conversation_is_refused(template, shown, apart):
-    tokenizer = byte_tokenizer(trims=True)
-    tokenizer.chat_template = template
-    with pytest.raises(CalibrateError, match=shown):
-        render_messages(tokenizer, [USER], ["red"]) if apart else render_conversation(
-            tokenizer, [USER, ASSISTANT]
-        )
-
-
-LOOP = "{% for x in range(99999) %}"
-END = "{% endfor %}"
-
-
-def test_a_template_that_writes_too_much_is_refused():
-    tokenizer = byte_tokenizer(trims=True)
-    tokenizer.chat_template = LOOP + "a" * 50 + END
-    with pytest.raises(CalibrateError, match="4,999,950 characters"):
-        render_messages(tokenizer, [USER])
-    tokenizer.chat_template = CHAT
-    assert "Name a" in render_messages(tokenizer, [USER] * 2_000)
-
-
-def test_a_template_that_strips_content_writes_the_same_conversation():
-    tokenizer = byte_tokenizer(trims=True)
-    tokenizer.chat_template = TURN.replace("m.content", "m.content | trim") + BEFORE
-    spaced = {"role": "user", "content": " Name a\n"}
-    assert render_messages(tokenizer, [spaced], ["red", " blue "]).endswith("a<|end|><|assistant|>")
 
 
 def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
     for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
         tokens, text = encoder(kind), "a code 12 34"
         assert tokens.ids(text[:6]) + tokens.ids_within(text[6:]) == tokens.ids(text)
-
-
-def test_a_template_that_leaves_out_the_system_message_is_refused():
-    tokenizer = byte_tokenizer(trims=True)
-    tokenizer.chat_template = TURN.replace("in messages", "in messages if m.role == 'user'")
-    tokenizer.chat_template += BEFORE
-    assert render_messages(tokenizer, [USER]).startswith("<|user|>Name a")
-    with pytest.raises(CalibrateError, match="without the message 'Be brief'"):
-        render_messages(tokenizer, [{"role": "system", "content": "Be brief"}, USER])

@@ -14,7 +14,6 @@ from fake_progress import Told, stopping_after
 from fakes import even_examples, scores_of
 from rule_families import HEADS
 from test_model_examples import collected, write_lines
-from test_objective import several_right_classes
 from tiny_causal import (
     causal_model,
     planted_examples,
@@ -27,12 +26,11 @@ from tiny_causal import (
 import calibrate
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import OWN
 from calibrate.evidence.harm_limits import NonInferiority, NonInferiorityResult
 from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
-from calibrate.model.fit import fit_examples, fit_head_rules
+from calibrate.model.fit import fit_examples
 from calibrate.model.objective import ModelObjective, compare_rules
 from calibrate.model.options import ModelOptions
 from calibrate.model.scored_splits import Validation, validation_indices
@@ -232,22 +230,6 @@ def test_the_constraint_that_prevents_a_gain_is_named(here):
     (best,) = validation.values([free.solution.parameters], in_split)
     assert gain == pytest.approx(best.gain, abs=1e-3)
     assert kl == pytest.approx(best.losses[0].mean, rel=0.1)
-
-
-@pytest.mark.slow
-def test_a_fit_takes_several_answers():
-    examples, runner = several_right_classes(), runner_of(planted_model())
-    n_questions = len({x.group for x in examples.examples})
-    assert len(examples.examples) > n_questions == 32
-    objective = ModelObjective(
-        examples, score_baseline(runner, examples, range(len(examples.examples)))
-    )
-    scorer = TransformersScorer(runner, runner.heads(), examples, NO_CACHE)
-    result = fit_head_rules(scorer, objective, "several", {}, ModelOptions(max_steps=10))
-    groups = np.array([x.group for x in examples.examples])
-    in_test = splits.assign_splits(examples) == splits.TEST
-    assert result.evidence.n == len(np.unique(groups[in_test]))
-    assert result.evidence.gain(OWN, LOG_P).mean > 0.2
 
 
 @pytest.mark.slow

@@ -1,21 +1,15 @@
-"""The objective of a fit through a model: questions, gains, losses, and margins of constraints."""
+"""The objective of a fit through a model: gains, losses, and margins of constraints."""
 
 import numpy as np
 import pytest
 from fakes import even_examples, scores_of
-from tiny_causal import planted_examples, some_examples
+from tiny_causal import some_examples
 
-from calibrate.evidence.evidence import BASELINE, OWN
+from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.model.objective import (
-    ModelObjective,
-    answer_shares,
-    compare_rules,
-    describe_most_exceeded,
-    log_p_of_any,
-)
+from calibrate.model.objective import ModelObjective, compare_rules, describe_most_exceeded
 from calibrate.model.scored_splits import validation_indices
-from calibrate.model.splits import VALIDATION, assign_splits, group_answers
+from calibrate.model.splits import VALIDATION, assign_splits
 from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 
 
@@ -112,46 +106,6 @@ def test_means_by_hand():
     assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
 
 
-# --- questions with several right answers ---------------------------------------------------------
-
-
-def several_answers(lengths=(20, 20, 33, 20, 26)):
-    """Three questions, with two answers, one and two, of 2 to 6 tokens."""
-    questions = zip(some_examples(lengths).examples, (4, 4, -1, 9, 9), strict=True)
-    examples = [
-        x._replace(start=len(x.tokens) - 2 - i, question=q, group=q)
-        for i, (x, q) in enumerate(questions)
-    ]
-    return ExampleSet((Cell("some", 32, False),), tuple(examples))
-
-
-def test_the_score_of_a_question_is_the_log_of_the_summed_probability():
-    log_p = np.log([0.2, 0.3, 0.4, 0.06, 0.04])
-    examples = several_answers()
-    n_answer = examples.n_answer(range(5))
-    right = np.array([n_answer[0], 0, 0, 1, n_answer[4]], np.int32)
-    baseline = Scores.baseline(log_p, right)
-    scores = {BASELINE: baseline, OWN: baseline._replace(log_p=log_p - 1)}
-    evidence = compare_rules(examples, range(5), scores)
-    np.testing.assert_allclose(evidence.scores(BASELINE, LOG_P), np.log([0.5, 0.4, 0.1]))
-    np.testing.assert_allclose(evidence.scores(OWN, LOG_P), np.log([0.5, 0.4, 0.1]) - 1)
-    assert evidence.scores(BASELINE, RIGHT).tolist() == [1, 0, 1]
-    assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
-    some = compare_rules(examples, [3, 4, 2], {BASELINE: baseline.at([3, 4, 2])})
-    np.testing.assert_allclose(some.scores(BASELINE, LOG_P), np.log([0.1, 0.4]))
-    with pytest.raises(ValueError, match="answers"):
-        compare_rules(examples, [0, 2], {BASELINE: baseline.at([0, 2])})
-
-
-def test_shares_are_derivatives_of_the_log_of_the_summed_probability():
-    log_p, question, h = np.log([0.2, 0.3, 0.4, 0.06, 0.04]), np.array([0, 0, 1, 2, 2]), 1e-6
-    steps = [
-        (log_p_of_any(log_p + h * e, question) - log_p_of_any(log_p - h * e, question)).sum()
-        for e in np.eye(5)
-    ]
-    np.testing.assert_allclose(answer_shares(log_p, question), np.divide(steps, 2 * h), rtol=1e-6)
-
-
 def test_errors_are_of_groups():
     examples = some_examples((20,) * 12)
     rng = np.random.default_rng(0)
@@ -169,29 +123,10 @@ def test_errors_are_of_groups():
     assert compare_rules(mixed, range(12), baseline).n_groups == 8
 
 
-def test_the_validation_split_and_losses_have_whole_questions():
-    examples = several_right_classes()
-    n = len(examples.examples)
-    rng = np.random.default_rng(0)
-    baseline = Scores.baseline(-1 - rng.random(n), np.zeros(n, np.int32))
-    objective = ModelObjective(examples, baseline, trained_up_to=12)
-    in_validation = np.flatnonzero(assign_splits(examples) == VALIDATION)
-    assert validation_indices(objective, 3) == in_validation.tolist()  # a constraint applies to all
-    chosen = validation_indices(ModelObjective(examples, baseline), 3)
-    firsts = [x[0] for x in group_answers(examples, in_validation)]
-    assert [x[0] for x in group_answers(examples, chosen)] == firsts[:3]
-    value = objective.value(range(n), baseline._replace(log_p=baseline.log_p - 0.2))
-    assert [loss.mean for loss in value.losses] == pytest.approx([0.2])  # answers of one token
-    assert value.gain == pytest.approx(-0.2)
-
-
-def several_right_classes():
-    """Planted examples: the marked item's class, and a class that no item has, are right."""
-    examples = []
-    for q, x in enumerate(planted_examples((12,), count=32).examples):
-        shown = {int(t) % 10 for t in x.tokens[:-2]}
-        others = [c for c in range(8) if c not in shown][:1]
-        for answer in (int(x.tokens[-1]) - 10, *others):
-            tokens = np.array([*x.tokens[:-1], 10 + answer], np.int32)
-            examples.append(Example(tokens, x.start, x.cell, q, q if others else -1))
-    return ExampleSet((Cell("marked", 12, False),), tuple(examples))
+def test_constrained_cells_are_validated_in_full():
+    examples = even_examples([10], count=32)
+    baseline = scores_of(np.full(32, -1.0))
+    in_validation = np.flatnonzero(assign_splits(examples) == VALIDATION).tolist()
+    constrained = ModelObjective(examples, baseline, trained_up_to=10)
+    assert validation_indices(constrained, 3) == in_validation
+    assert validation_indices(ModelObjective(examples, baseline), 3) == in_validation[:3]

@@ -21,7 +21,6 @@ from calibrate.model.parameters import SHARED_SLOPE, Parameters
 from calibrate.model.scored_splits import Calibration, Validation
 from calibrate.model.splits import BatchSampler
 from calibrate.parallel import SILENT
-from calibrate.prompts.examples import Cell, Example, ExampleSet
 from calibrate.report.sentences import with_verdict
 
 USEFUL = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # slopes: two heads of eight
@@ -53,16 +52,6 @@ def test_batches_have_as_many_answers_of_each_cell_as_fit(tokens, cells, sizes):
     sampler = BatchSampler(examples, np.arange(24), 0, tokens)
     assert sorted(sorted(i // 8 for i in batch) for batch in islice(sampler, 4)) == cells
     assert (sampler.n_answers, sampler.n_epoch) == sizes
-
-
-def test_answers_to_a_question_are_in_one_batch_and_count_as_one():
-    tokens = np.zeros(200, np.int32)
-    members = (Example(tokens, 198, 0, q, q) for q in range(20) for _ in range(3))
-    sampler = BatchSampler(ExampleSet((Cell("a", 256, False),), tuple(members)), np.arange(60), 0)
-    assert sampler.n_answers == 6  # of 600 tokens each, in 4,096
-    for batch in islice(sampler, 2):
-        assert len(set(batch)) == len(batch) == 18
-        assert [i // 3 for i in batch[::3]] == [i // 3 for i in batch[2::3]]
 
 
 # --- natural gradient -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files of prompts: their lines, all errors at once, and the groups of lines."""
+"""Files of prompts: their lines and the groups of lines."""
 
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.rows.collection import open_collection
 from calibrate.storage.npz import pack_arrays, parse_arrays
-from calibrate.transformers.folders import ModelFolder
 
 TOWNS = ("Oslo", "Paris", "Rome", "Turin")
 PEOPLE = [f"{a} {b}" for a in ("Ada", "Emma", "Karl", "Hugo") for b in ("Young", "Black", "Moore")]
@@ -40,25 +39,16 @@ def examples_of(model, lines, name="p.jsonl"):
 def test_a_file_may_have_a_byte_order_mark_and_windows_line_ends():
     path = write_lines("p.jsonl", [question(0, group=3), question(1), ""])
     lines, _ = read_prompts(path)
-    assert lines[0] == ("line 1", "prompts", question(0)["prompt"], [" Oslo"], 3)
+    assert lines[0] == ("p.jsonl, line 1", "prompts", question(0)["prompt"], " Oslo", 3)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     assert read_prompts(path)[0] == lines
 
 
-def test_all_bad_lines_are_named_before_the_model_is_opened():
-    bad = [{"prompt": "a"}, "{", {"id": 3, **question(0)}, {"prompt": "", "answer": "b"}, "[]"]
-    more = [{"id": i, **question(0)} for i in range(8)]
-    write_lines("p.jsonl", [question(0), *bad, question(1), *more])
+def test_a_bad_line_is_named_before_the_model_is_opened():
+    write_lines("p.jsonl", [question(0), {"id": 3, **question(0)}, question(1)])
     Path("empty").mkdir()
     line = refusal("model", "collect", "--model", "empty", "--prompts", "p.jsonl")
-    assert "p.jsonl has 13 bad lines" in line
-    assert line.count("line ") >= 10
-    assert line.count("id is not a known field") == 6
-    assert line.count("write prompt (or messages") == 1  # a remedy once, behind its lines
-    assert "line 1 " not in line
-
-
-USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    assert "p.jsonl, line 2: id is not a known field" in line
 
 
 @pytest.mark.parametrize(
@@ -72,21 +62,10 @@ USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "conte
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ({"prompt": "a " * 2**19, "answer": "b"}, "1,048,605 bytes"),
-        ({"prompt_ids": [1], "answer_ids": []}, "a token each"),
+        ({"prompt_ids": [1], "answer_ids": []}, "answer_ids is []"),
         ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1"),
-        ({"prompt": "a", "answers": []}, "answers is empty"),
-        ({"prompt": "a", "answers": ["b", "b"]}, "answers is empty, or has one twice"),
-        ({"prompt": "a", "answers": "b"}, 'answers is "b"'),
-        ({"prompt": "a", "answer": "b", "answers": ["b"]}, "not a prompt with its answer"),
-        ({"prompt_ids": [1], "answers": ["b"]}, "not a prompt with its answer"),
         ({"prompt": "a", "answer": "b", "group": True}, "group is true"),
         ({"prompt": "a", "answer": "b", "group": ""}, "group is"),
-        ({"messages": [USER]}, "messages without an answer"),
-        ({"messages": [ASSISTANT]}, "messages without an answer"),
-        ({"messages": [], "answer": "b"}, "messages[0] is absent"),
-        ({"messages": [USER, ASSISTANT], "answer": "b"}, "messages[1] is the assistant's"),
-        ({"messages": [{"role": "user", "content": ["a"]}], "answer": "b"}, "content is"),
-        ({"messages": [{**USER, "name": "x"}], "answer": "b"}, "messages[0].name is not a known"),
     ],
 )
 def test_lines_that_are_no_prompts_are_refused(line, value):
@@ -101,7 +80,6 @@ def test_lines_that_are_no_prompts_are_refused(line, value):
     [
         ({"prompt_ids": [1], "answer_ids": [512]}, "token 512"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]}, "256 + 1 tokens"),
-        ({"messages": [USER], "answer": "b"}, "tokenizer.apply_chat_template"),
         ({"prompt": "Where does Ada", "answer": "Young"}, "tokenizer"),  # half a word each
     ],
 )
@@ -112,43 +90,10 @@ def test_lines_that_do_not_suit_the_model_are_refused(model, line, value):
     assert value in str(refused.value)
 
 
-def test_all_copies_are_named_at_once(model):
+def test_a_copy_is_refused(model):
     """A copy would be one observation in two splits."""
-    lines = [question(0), question(0), question(1), {**question(1), "template": "b"}, question(0)]
-    with pytest.raises(CalibrateError) as refused:
-        examples_of(model, lines)
-    repeats = [f"line {n} repeats a prompt and its answer" for n in (2, 4, 5)]
-    assert f"3 bad lines: {'; '.join(repeats)};" in str(refused.value)
-
-
-def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
-    folder = Path("chat")
-    folder.mkdir()
-    for path in Path(model).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    tokenizer = ModelFolder(folder).tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }} : {{ m.content }} . {% endfor %}"
-        "{% if add_generation_prompt %}assistant :{% endif %}"
-    )
-    tokenizer.add_tokens(["user", "assistant"])
-    tokenizer.save_pretrained(folder)
-    question = [{"role": "user", "content": "Where does Ada Young live ?"}]
-    lines = [
-        {"messages": question, "answer": " Oslo"},
-        {"messages": [*question, {"role": "assistant", "content": "Rome"}]},
-        {"prompt": "user : Where does Ada Young live ? . assistant :", "answer": " Paris"},
-    ]
-    first, second, third = examples_of(folder, lines).examples
-    n = first.start
-    assert first.tokens[:n].tolist() == second.tokens[:n].tolist() == third.tokens[:n].tolist()
-    assert second.start == third.start == n
-    assert tokenizer.decode(second.tokens[n:]) == "Rome"
-    assert first.group == second.group == third.group >= 0
-    tokenizer.chat_template = tokenizer.chat_template.replace("assistant :{%", "assistant : Ada{%")
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(CalibrateError, match=r"line 1: .*assistant : Ada Oslo'"):
-        examples_of(folder, lines[:1])
+    with pytest.raises(CalibrateError, match="line 3 repeats a prompt and its answer"):
+        examples_of(model, [question(0), question(1), {**question(0), "template": "b"}])
 
 
 @pytest.mark.parametrize("in_lines", [False, True])
@@ -172,8 +117,8 @@ def test_lines_of_a_prompt_are_in_one_split(model, in_lines):
 
 def test_a_prompt_is_one_where_its_answers_share_tokens_with_it():
     answers = ("34", " 34", "\n")
-    lines = [PromptLine(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
-    examples = encode_lines(lines, encoder("bytes"), "p.jsonl").examples
+    lines = [PromptLine(f"line {i}", "a", "a code 12", x) for i, x in enumerate(answers)]
+    examples = encode_lines(lines, encoder("bytes")).examples
     assert len({x.start for x in examples}) == 2
     assert {x.group for x in examples} == {0}
 
@@ -201,8 +146,7 @@ def test_groups_of_several_templates_rule_whole_templates_out(model):
     names = "abcdef"
     lines = [question(i, f" {town}", template=name) for i in range(12)
              for name, town in zip(names, (*TOWNS, "Lima", "Riga"), strict=True)]  # fmt: skip
-    with pytest.warns(UserWarning, match="template"):
-        examples = examples_of(model, lines)
+    examples = examples_of(model, lines)
     assert whole_template_splits(examples) == [None] * 6
     splits = assign_splits(examples).reshape(6, 12)  # by template
     assert (splits == splits[0]).all()
@@ -219,40 +163,27 @@ def test_one_group_of_two_templates_rules_whole_templates_out_too():
         assert (None not in whole_template_splits(ExampleSet(cells, examples))) is whole
 
 
-def test_a_cell_is_of_the_longest_answer_up_to_a_power_of_two():
-    lines = [PromptLine(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
-    examples = encode_lines(lines, Encoder(None, None, 99), "p.jsonl")
+def test_the_length_of_a_cell_is_a_power_of_two():
+    lines = [PromptLine(f"line {n}", "a", [1] * (n - 2), [2, n]) for n in (4, 5, 8, 9)]
+    examples = encode_lines(lines, Encoder(None, None, 99))
     assert [examples.cells[x.cell].length for x in examples.examples] == [4, 8, 8, 16]
-    several = [PromptLine("line 1", "a", "a", [" b", " c" * 20])]
-    examples = encode_lines(several, encoder("bytes"), "p.jsonl")
-    (cell,), (short, long) = examples.cells, examples.examples
-    assert len(short.tokens) <= cell.length / 2
-    assert cell.length >= len(long.tokens)
 
 
-def test_groups_and_questions_are_kept_and_left_out_where_there_are_none(model):
-    lines = [
-        question(0),
-        question(0, " Rome"),
-        {"prompt": "Ada", "answers": [" Oslo", " Rome", " Lima"]},
-    ]
+def test_groups_are_kept_and_left_out_where_there_are_none(model):
+    lines = [question(0), question(0, " Rome"), question(1)]
     collection = collected(model, prompts=write_lines("p.jsonl", lines), templates=())
     path = collection.folder / "examples.npz"
     again = open_collection(collection.folder, ExampleCollection).set
-    assert [(x.group, x.question) for x in again.examples] == [(0, -1)] * 2 + [(1, 2)] * 3
-    assert {len({x.cell for x in again.examples if x.group == i}) for i in (0, 1)} == {1}
+    assert [x.group for x in again.examples] == [0, 0, -1]
     arrays = parse_arrays(path.read_bytes(), path)
-    without = {k: x for k, x in arrays.items() if k not in ("group", "question")}
+    without = {k: x for k, x in arrays.items() if k != "group"}
     read = parse_examples(pack_arrays(without), path, again.cells)
-    assert {(x.group, x.question) for x in read.examples} == {(-1, -1)}
+    assert {x.group for x in read.examples} == {-1}
     assert read.pack() == pack_arrays(without)
     plain = examples_of(model, [question(0), question(1)])
     assert {*parse_arrays(plain.pack(), path)} == {"tokens", "end", "start", "cell"}
-    for name, value in (("question", -2), ("group", 5)):
-        changed = {k: x.copy() for k, x in arrays.items()}
-        changed[name][-1] = value
-        with pytest.raises(CalibrateError, match=f"{name}"):
-            parse_examples(pack_arrays(changed), path, again.cells)
+    with pytest.raises(CalibrateError, match="group"):
+        parse_examples(pack_arrays({**arrays, "group": arrays["group"] - 2}), path, again.cells)
 
 
 def test_without_groups_splits_go_by_the_place_in_the_cell():

@@ -7,17 +7,14 @@ import pytest
 import torch
 from rule_families import CONSTANTS, FAMILIES, GLOBAL, HEADS, PER_HEAD, family, some_parameters
 from rule_families import family as rule_family
-from test_objective import several_answers
 from tiny_causal import causal_model, runner_of, some_examples
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.errors import CalibrateError
-from calibrate.model.objective import log_p_of_any
 from calibrate.model.parameters import SHARED_SLOPE, Parameters
 from calibrate.model.runner import divide_batch
 from calibrate.model.scoring import ResultCache, score_baseline, score_fits
-from calibrate.model.splits import number_questions
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
 from calibrate.prompts.examples import N_HIGHEST, ExampleSet
 from calibrate.transformers import apply
@@ -73,27 +70,6 @@ def assert_gradients_are_finite_differences(scorer, family, scale):
         for step in (h * direction, -h * direction)
     )
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
-
-
-@pytest.mark.parametrize("family", FAMILIES[:4], ids=repr)
-def test_gradients_of_questions_are_those_of_the_summed_probability(family):
-    examples = several_answers()
-    scorer = TransformersScorer(runner_of(causal_model()), HEADS, examples, ResultCache(None))
-    parameters, indices = some_parameters(family), [3, 4, 2, 0, 1]
-    question = number_questions(examples, indices)
-    weight = np.array([1.0, -0.5, 2.0])  # of each question
-    gradient = scorer.gradient(parameters, indices, weight[question])
-    direction, h = np.random.default_rng(6).standard_normal(gradient.shape), 0.003
-    up, down = (
-        weight @ log_p_of_any(log_p(scorer, moved, indices), question)
-        for moved in (
-            parameters._replace(numbers=parameters.numbers + step)
-            for step in (h * direction, -h * direction)
-        )
-    )
-    assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
-    first, second, *_ = log_p(scorer, parameters, indices)
-    assert abs(first - second) > 0.5  # their shares differ
 
 
 @pytest.mark.parametrize(("kept", "sizes"), [(5, [5]), (2, [2, 2, 1]), (0, [5])])

@@ -10,7 +10,6 @@ import numpy as np
 
 from calibrate.model.runner import ModelSource, Runner, open_runner
 from calibrate.model.scoring import batch_tokens, score_baseline
-from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.examples import (
     EXAMPLES_FILE,
@@ -65,7 +64,6 @@ def plan(
     _ = spec.lines  # errors in the file of prompts come before those of the model
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
-    warn_of_mixed_templates(examples)
     configuration = make_configuration(
         folder.name, folder.fingerprint(), folder.dtype(dtype), sources, examples
     )

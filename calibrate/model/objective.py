@@ -31,53 +31,11 @@ from calibrate.evidence.metrics import (
     SAME_TOP,
     Metric,
 )
-from calibrate.model.splits import (
-    TEST,
-    VALIDATION,
-    assign_groups,
-    number_questions,
-    whole_template_splits,
-)
+from calibrate.model.splits import TEST, VALIDATION, assign_groups, whole_template_splits
 from calibrate.prompts.examples import Cell, ExampleSet, Scores
 
 _OTHER = "other"
 _SCORED_ANSWERS = Scored("", items=ANSWERS)
-
-# Questions with several right answers
-
-
-def log_p_of_any(log_p: np.ndarray, question: np.ndarray) -> np.ndarray:
-    """(questions,) the log of the summed probability of their answers.
-
-    log sum_i exp(log_p_i): no answer begins with another one, so that the events are disjoint. The
-    value of a single answer is unchanged, so that it may be another measure than a log p.
-
-    Args:
-      log_p: (answers,) nats.
-      question: (answers,) int, the number of each answer's question.
-    """
-    n = int(question.max(initial=-1)) + 1
-    largest = np.full(n, -np.inf)
-    np.maximum.at(largest, question, log_p)
-    total = np.bincount(question, np.exp(log_p - largest[question]), n)
-    summed = np.minimum(largest + np.log(total), 0.0)  # rounding may give more than 0
-    return np.where(np.bincount(question, minlength=n) > 1, summed, largest)
-
-
-def answer_shares(log_p: np.ndarray, question: np.ndarray) -> np.ndarray:
-    """(answers,) the share of each answer in the probability of its question.
-
-    The shares are the weights of the answers' gradients: d log sum(p) = sum(share d log p).
-    """
-    return np.array(np.exp(log_p - log_p_of_any(log_p, question)[question]))
-
-
-def _max_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
-    """(questions,) the largest value of each question's answers."""
-    order = np.argsort(question, kind="stable")
-    first = np.flatnonzero(np.diff(question[order], prepend=-1))
-    return np.array(np.maximum.reduceat(values[order], first))
-
 
 # Scores of rules as evidence
 
@@ -92,7 +50,7 @@ def compare_rules(
 ) -> Evidence:
     """Compares rules by their scores of some examples.
 
-    An item is a question, or a window of text. A stratum is a template at a length, or a text
+    An item is an answer, or a window of text. A stratum is a template at a length, or a text
     domain at a length. Answers have weight 1; windows have weights with the same sum in each
     stratum. Groups are those of `assign_groups`.
 
@@ -105,25 +63,21 @@ def compare_rules(
         left out.
     """
     index = np.asarray(indices, int)
-    question = number_questions(examples, index)
-    first = np.unique(question, return_index=True)[1]  # all answers have one cell and one group
-    cell = np.array([example.cell for example in examples.examples])[index[first]]
+    cell = np.array([example.cell for example in examples.examples])[index]
     present, stratum = np.unique(cell, return_inverse=True)
     is_text = np.array([examples.cells[i].text for i in present])[stratum]
     scores = {BASELINE: scores[BASELINE], **scores}  # the baseline is the first rule
     n_answer = examples.n_answer(index)
-    by_log_p = np.lexsort((-scores[BASELINE].log_p, question))
-    likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
         tuple(scores),
-        _metric_values(list(scores.values()), question, n_answer, is_text, exact_match),
+        _metric_values(list(scores.values()), n_answer, is_text, exact_match),
         tuple(_make_strata(examples, present.tolist(), own)),
         stratum,
-        assign_groups(examples)[index[first]],
+        assign_groups(examples)[index],
         np.where(is_text, _balanced_weights(stratum), 1.0),
         of,
-        tokens=np.where(is_text, 1, n_answer[likeliest]),
-        text_tokens=np.where(is_text, n_answer[likeliest], 0),
+        tokens=np.where(is_text, 1, n_answer),
+        text_tokens=np.where(is_text, n_answer, 0),
     )
 
 
@@ -139,32 +93,25 @@ def _balanced_weights(stratum: np.ndarray) -> np.ndarray:
 
 
 def _metric_values(
-    scores: Sequence[Scores],
-    question: np.ndarray,
-    n_answer: np.ndarray,
-    is_text: np.ndarray,
-    exact_match: bool,
+    scores: Sequence[Scores], n_answer: np.ndarray, is_text: np.ndarray, exact_match: bool
 ) -> dict[Metric, np.ndarray]:
-    """The values of each metric, (rules, questions).
+    """The values of each metric, (rules, items).
 
     Args:
-      scores: of each rule, one entry for each answer.
-      question: (answers,) int.
-      n_answer: (answers,) tokens.
-      is_text: (questions,) bool; values of text are per token.
+      scores: of each rule, one entry for each item.
+      n_answer: (items,) tokens.
+      is_text: (items,) bool; values of text are per token.
       exact_match: True if scores of single tokens are known.
     """
-    first = np.unique(question, return_index=True)[1]
-    tokens = np.where(is_text, n_answer[first], 1)
-    values = {LOG_P: np.array([log_p_of_any(x.log_p, question) / tokens for x in scores])}
+    values = {LOG_P: np.array([x.log_p / np.where(is_text, n_answer, 1) for x in scores])}
     if exact_match:
-        shares = [_max_by_question(x.right / n_answer, question) for x in scores]
+        shares = [x.right / n_answer for x in scores]
         values[RIGHT] = np.array([np.where(is_text, x, x == 1) for x in shares])
     if is_text.any():
-        values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
+        values[KL] = np.array([x.kl / n_answer for x in scores])
         if exact_match:
-            values[SAME_TOP] = np.array([1 - x.changed[first] / n_answer[first] for x in scores])
-            values[HIGHEST_KL] = np.array([x.highest_kl[first] for x in scores])
+            values[SAME_TOP] = np.array([1 - x.changed / n_answer for x in scores])
+            values[HIGHEST_KL] = np.array([x.highest_kl for x in scores])
     return values
 
 

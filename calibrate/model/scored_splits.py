@@ -20,7 +20,7 @@ from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import ExampleSet, Scores
 from calibrate.store.fit import Fit
 
-MAX_VALIDATION = 32  # questions of a cell, unless a constraint applies to it
+MAX_VALIDATION = 32  # answers of a cell, unless a constraint applies to it
 
 
 class ModelScorer(Protocol):
@@ -47,10 +47,7 @@ class ModelScorer(Protocol):
     def gradient(
         self, parameters: Parameters, indices: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * log p) by the numbers of rules, (rows, columns).
-
-        If a question has several right answers, log p is of any of them, and all have its weight.
-        """
+        """The gradient of sum(weights * log p) by the numbers of rules, (rows, columns)."""
         ...
 
     def fisher_scores(self, parameters: Parameters, indices: Sequence[int]) -> np.ndarray:
@@ -190,6 +187,6 @@ class Validation:
 
 
 def validation_indices(objective: ModelObjective, most: int = MAX_VALIDATION) -> list[int]:
-    """The validation split: all examples of constrained cells, and `most` questions of others."""
+    """The validation split: all examples of constrained cells, and `most` answers of others."""
     examples, constrained = objective.examples, objective.constrained_cells
     return limit_per_cell(examples, split(examples, VALIDATION), most, constrained)

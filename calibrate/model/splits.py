@@ -1,6 +1,5 @@
-"""Questions, groups and splits of a model's examples, and the batches of the calibration split.
+"""Groups and splits of a model's examples, and the batches of the calibration split.
 
-* The examples of a question are its right answers; they are scored together.
 * The examples of a group are dependent, such as the lines of one prompt, or windows of text from
   one segment; a group is never divided between splits.
 * Of four groups of a cell, in turn, two are for calibration, one for validation and one for test.
@@ -13,9 +12,8 @@
   is in the same split at every length, so that no token is in two splits.
 """
 
-import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -32,38 +30,6 @@ _TEXT_SPLITS = np.array([VALIDATION, TEST, VALIDATION, TEST])
 MIN_TEMPLATES = 6  # from which on some are held out as a whole
 MAX_BATCH_TOKENS = 4096
 MAX_PER_CELL = 8  # examples of a cell in a batch
-
-# Questions
-
-
-def group_answers(examples: ExampleSet, indices: Iterable[int]) -> list[list[int]]:
-    """Groups indices of examples by question, in the order in which questions first occur."""
-    answers = dict[tuple[int, int], list[int]]()
-    for i in indices:
-        answers.setdefault(_question_key(examples, i), []).append(i)
-    return list(answers.values())
-
-
-def number_questions(examples: ExampleSet, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """(len(indices),) the number of each example's question, in the order of `group_answers`.
-
-    Raises:
-      ValueError: a question has answers that are not among the indices.
-    """
-    keys = [_question_key(examples, i) for i in indices]
-    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    n_answers = Counter(x.question for x in examples.examples if x.question >= 0)
-    n_given = Counter(question for question, _ in keys)
-    if any(n_given[question] not in (0, n) for question, n in n_answers.items()):
-        raise ValueError("some answers to a question are given without its others")
-    return np.array([number[key] for key in keys], int)
-
-
-def _question_key(examples: ExampleSet, i: int) -> tuple[int, int]:
-    """A key that the answers to a question share, and no other example has."""
-    question = examples.examples[i].question
-    return (question, -1) if question >= 0 else (-1, int(i))
-
 
 # Groups
 
@@ -149,17 +115,6 @@ def _mixes_templates(examples: ExampleSet) -> bool:
     return len(pairs) > len({x.group for x in grouped})
 
 
-def warn_of_mixed_templates(examples: ExampleSet) -> None:
-    """Warns if only groups with several templates prevent holding out whole templates."""
-    n_templates = len({cell.template for cell in examples.cells if not cell.text})
-    if n_templates >= MIN_TEMPLATES and _mixes_templates(examples):
-        warnings.warn(
-            "some prompts or groups have lines of several templates: no template is held out as a "
-            "whole",
-            stacklevel=3,
-        )
-
-
 def split(examples: ExampleSet, name: int) -> list[int]:
     """The indices of the examples of a split: CALIBRATION, VALIDATION or TEST."""
     return np.flatnonzero(assign_splits(examples) == name).tolist()
@@ -168,17 +123,18 @@ def split(examples: ExampleSet, name: int) -> list[int]:
 def limit_per_cell(
     examples: ExampleSet, indices: Sequence[int], most: int, whole: Collection[int] = ()
 ) -> list[int]:
-    """Chooses, of some examples, the first questions or windows of each cell.
+    """Chooses, of some examples, the first of each cell.
 
     Args:
-      most: questions or windows of a cell.
+      most: examples of a cell.
       whole: cells of which all are chosen.
     """
     chosen, counts = list[int](), Counter[int]()
-    for answers in group_answers(examples, indices):
-        cell = examples.examples[answers[0]].cell
+    for i in indices:
+        cell = examples.examples[i].cell
         counts[cell] += 1
-        chosen += answers if cell in whole or counts[cell] <= most else []
+        if cell in whole or counts[cell] <= most:
+            chosen.append(i)
     return sorted(chosen)
 
 
@@ -188,25 +144,20 @@ def limit_per_cell(
 class BatchSampler:
     """An endless sequence of batches of answers.
 
-    A batch has as many questions of each cell as fit into `tokens`. If one of each cell is too
-    much, a batch has some of the cells, and the next batch has the next ones. All answers to a
-    question are in one batch, and count as one.
+    A batch has as many answers of each cell as fit into `tokens`. If one of each cell is too
+    much, a batch has some of the cells, and the next batch has the next ones.
 
     Attributes:
-      n_answers: the mean number of questions in a batch.
+      n_answers: the mean number of answers in a batch.
       n_epoch: the number of batches after which each example has come once.
     """
 
     def __init__(
         self, examples: ExampleSet, indices: np.ndarray, seed: int, tokens: int = MAX_BATCH_TOKENS
     ):
-        self._answers = {x[0]: x for x in group_answers(examples, indices.tolist())}
-        firsts = np.array(list(self._answers), int)
-        cell = np.array([examples.examples[i].cell for i in firsts])
-        lengths = np.array(
-            [sum(len(examples.examples[i].tokens) for i in x) for x in self._answers.values()]
-        )
-        members = {int(i): firsts[cell == i] for i in np.unique(cell)}
+        cell = np.array([examples.examples[i].cell for i in indices])
+        lengths = np.array([len(examples.examples[i].tokens) for i in indices])
+        members = {int(i): indices[cell == i] for i in np.unique(cell)}
         length = {i: int(lengths[cell == i].max()) for i in members}
         cells = [i for i in members if not examples.cells[i].text]
         n_fitting = tokens // sum(length[i] for i in cells)
@@ -224,8 +175,7 @@ class BatchSampler:
         rng = np.random.default_rng(self._seed)
         streams = {i: _shuffle_forever(members, rng) for i, members in self._members.items()}
         for cells in cycle(self._cells_of_batches):
-            firsts = [next(streams[i]) for i in cells for _ in range(self._n_per_cell)]
-            yield [answer for first in firsts for answer in self._answers[first]]
+            yield [next(streams[i]) for i in cells for _ in range(self._n_per_cell)]
 
 
 def _divide(items: list[int], sizes: list[int], room: float) -> list[list[int]]:

@@ -15,13 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.model.objective import answer_shares
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.runner import (
     Loaded,
     Runner,
     bounded_memory,
-    convert_out_of_memory,
     count_tokens,
     divide_batch,
 )
@@ -32,7 +30,6 @@ from calibrate.model.scoring import (
     score_fits,
     skip_cached_pass,
 )
-from calibrate.model.splits import number_questions
 from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import Example, ExampleSet, Scores
 from calibrate.storage.npz import pack_arrays, parse_arrays
@@ -64,9 +61,8 @@ class TransformersScorer:
         """See `ModelScorer`."""
 
         def compute() -> np.ndarray:
-            answer_weights = weights * self._answer_shares(parameters, indices)
             batches = [
-                (batch, partial(_weighted_log_p, batch, answer_weights[places]))
+                (batch, partial(_weighted_log_p, batch, weights[places]))
                 for places, batch in length_batches(self.examples, indices)
             ]
             return np.array(np.add.reduce(self._gradients(parameters, batches)))
@@ -83,23 +79,6 @@ class TransformersScorer:
 
         scores = self._cached("drawn", parameters, indices, np.empty(0), compute)
         return np.array(scores / np.sqrt(self.examples.n_answer(indices).sum()))
-
-    def _answer_shares(self, parameters: Parameters, indices: Sequence[int]) -> np.ndarray:
-        """(len(indices),) the share of each answer in the probability of its question.
-
-        A single answer has a share of 1, so that only the others need a pass.
-        """
-        question = number_questions(self.examples, indices)
-        several = np.flatnonzero(np.bincount(question)[question] > 1).tolist()
-        log_p, shares = np.empty(len(several)), np.ones(len(indices))
-        batches = list(length_batches(self.examples, [indices[i] for i in several]))
-        tasks = [partial(_answer_log_p, parameters, batch) for _, batch in batches]
-        results = self.runner.run(tasks) if tasks else []
-        for (places, _), batch_log_p in zip(batches, results, strict=True):
-            log_p[places] = batch_log_p
-        number = np.unique(question[several], return_inverse=True)[1]
-        shares[several] = answer_shares(log_p, number)
-        return shares
 
     def _cached(
         self,
@@ -196,14 +175,6 @@ def _weighted_log_p(
 
 def _draw_log_p(batch: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:
     return log_p_of_draws(answer_logits(model, batch)[0], seed)
-
-
-def _answer_log_p(parameters: Parameters, batch: list[Example], loaded: Loaded) -> np.ndarray:
-    """(examples,) log p of the answers of a batch under rules, nats."""
-    numbers = torch.from_numpy(parameters.numbers).to(loaded.model.device)
-    rules = given_rules(loaded.heads, parameters.family, numbers)
-    with torch.no_grad(), convert_out_of_memory(batch), rules:
-        return score_batch(loaded.model, batch)[1].log_p
 
 
 def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:

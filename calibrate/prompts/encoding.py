@@ -72,20 +72,6 @@ class Encoder:
         self._require_prompt(prompt, ids[:start])
         return self._with_prefix(ids[:start]), ids[start:]
 
-    def pairs(self, prompt: str, answers: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """The ids of a prompt with each of several right answers.
-
-        All continue the same prompt ids: the prompt ends where it ends for the answer that shares a
-        token with most of it. An answer whose tokens begin with another answer is left out, since
-        it is only right where the shorter one is.
-        """
-        pairs = [self.pair(prompt, answer) for answer in answers]
-        texts = list(dict.fromkeys((*before, *behind) for before, behind in pairs))
-        start = min(len(before) for before, _ in pairs)
-        start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
-        kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
-        return [(list(x[:start]), list(x[start:])) for x in kept]
-
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt without an answer; spaces at its end are ignored."""
         return self._with_prefix(self.ids(prompt.rstrip()))

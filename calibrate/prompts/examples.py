@@ -5,8 +5,8 @@ folder of a collection has:
 
 * `examples.npz`: `tokens` (all,) int32, the tokens of all examples one after another; `end`
   (examples,) int64, where each example ends in `tokens`; `start` (examples,) int32, the first token
-  of its answer, which goes on to the end of the example; `cell` (examples,) int32; and, unless they
-  are -1 throughout, `group` and `question` (examples,) int32.
+  of its answer, which goes on to the end of the example; `cell` (examples,) int32; and, if some
+  example has a group, `group` (examples,) int32.
 * `scores-00000.npz` and so on, the shards: the baseline's scores of some examples each.
 * Hidden files, which are no part of the collection: a lock; `.model`, the path of the model when
   the examples were last scored; and `.passes`, cached results of passes through the model.
@@ -45,7 +45,6 @@ N_HIGHEST = 32  # tokens of a window of text whose KL is kept, for its quantiles
 UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
 MAX_CELLS = 10_000
 _COMPARISONS = ("kl", "changed", "highest_kl")  # columns of Scores: 0 for the baseline
-_OPTIONAL = ("group", "question")  # arrays that are left out if all values are -1
 # Bytes of a shard of baseline scores, at most.
 _BYTES_PER_SHARD = 1_024
 _BYTES_PER_EXAMPLE = 12
@@ -90,17 +89,12 @@ class Cell(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A prompt and its answer.
-
-    If a prompt has several right answers, each is an example, and all have the same `question`: its
-    score is the probability that any of them is given.
-    """
+    """A prompt and its answer."""
 
     tokens: np.ndarray  # (length,) int32
     start: int  # the first token of the answer; 1 or more
     cell: int
     group: int = -1  # examples of a group are dependent, as those of a prompt are; -1: independent
-    question: int = -1  # examples of a question are its right answers; -1: there is no other one
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class ExampleSet:
     def joined(sets: Sequence["ExampleSet"]) -> "ExampleSet":
         """Joins sets cell by cell, in the order in which the cells first occur.
 
-        Groups and questions keep their numbers, so only one of the sets may have any.
+        Groups keep their numbers, so only one of the sets may have any.
         """
         examples = [(x, members.cells[x.cell]) for members in sets for x in members.examples]
         numbers = {cell: i for i, cell in enumerate(dict.fromkeys(cell for _, cell in examples))}
@@ -131,10 +125,8 @@ class ExampleSet:
             "start": np.array([example.start for example in self.examples], "<i4"),
             "cell": np.array([example.cell for example in self.examples], "<i4"),
         }
-        for name in _OPTIONAL:
-            column = np.array([getattr(example, name) for example in self.examples], "<i4")
-            arrays |= {name: column} if (column >= 0).any() else {}
-        return pack_arrays(arrays)
+        group = np.array([example.group for example in self.examples], "<i4")
+        return pack_arrays(arrays | ({"group": group} if (group >= 0).any() else {}))
 
     def is_text(self, example: Example) -> bool:
         """True for retention text; see `Cell.text`."""
@@ -312,23 +304,19 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     arrays_of_file = parse_arrays(data, path)
     count = len(np.atleast_1d(arrays_of_file.get("end", ())))
     tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
-    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
-    per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
+    arrays = {"group": np.full(count, -1, "<i4")} | arrays_of_file
+    per_example = dict.fromkeys(("start", "cell", "group"), ("<i4", (count,)))
     shared = {"tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,))}
     check_arrays(arrays, path, {**shared, **per_example})
-    end, start, cell, group, question = (arrays[x] for x in ("end", *per_example))
+    end, start, cell, group = (arrays[x] for x in ("end", *per_example))
     length = np.diff(end, prepend=0)
     require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
     require((end > 0).all() and (length > 0).all(), path, "end does not rise")
     require((tokens >= 0).all(), path, "a token is negative")
     require(((start >= 1) & (start < length)).all(), path, "an answer is not within its example")
     require(((cell >= 0) & (cell < len(cells))).all(), path, "a cell is not one of the manifest's")
-    require(((group >= -1) & (question >= -1)).all(), path, "a group or question is below -1")
-    for name, column in (("cell", cell), ("group", group)):
-        pairs = np.unique(np.stack([question, column])[:, question >= 0], axis=1)
-        is_single = len(np.unique(pairs[0])) == pairs.shape[1]
-        require(is_single, path, f"the answers to a question have more than one {name}")
-    columns = (x.tolist() for x in (start, cell, group, question))
+    require((group >= -1).all(), path, "a group is below -1")
+    columns = (x.tolist() for x in (start, cell, group))
     return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
 
 

@@ -103,8 +103,7 @@ def _make_sets(spec: ExampleSpec, encoder: Encoder, texts: Sequence[TextFile]) -
     """The examples of each source; warns of tokens that the tokenizer does not know."""
     sets = list[tuple[str, ExampleSet]]()
     if spec.prompts:
-        path = str(spec.prompts)
-        sets.append((path, encode_lines(spec.lines[0], encoder, path)))
+        sets.append((str(spec.prompts), encode_lines(spec.lines[0], encoder)))
     if spec.templates:
         task = make_retrieval_examples(encoder, spec.templates, spec.lengths, spec.count, spec.seed)
         sets.append((f"the task {TASK}", task))
