@@ -157,7 +157,7 @@ def test_heads_with_a_norm_each_have_factors_of_their_own(has_bias):
     """As in the larger StableLM 2: its list of norms has a weight of a head's width for each."""
     model = tiny("stablelm", qk_layernorm=True, use_qkv_bias=has_bias)
     model.save_pretrained("m")
-    assert numerical_check.exportable(ModelFolder(Path("m"))).factors is Sharing.PER_HEAD
+    assert numerical_check.exportable(ModelFolder(Path("m"))) is Sharing.PER_HEAD
     fit = constants(model.config)
     theirs = stock(export(fit, "m"))
     assert_alike(under(fit, model), logits(theirs), logits(stock("m")))

@@ -12,7 +12,7 @@ from tiny_causal import causal_model, runner_of, some_examples
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.errors import CalibrateError
-from calibrate.model.parameters import SHARED_SLOPE, Parameters
+from calibrate.model.parameters import Parameters
 from calibrate.model.runner import divide_batch
 from calibrate.model.scoring import ResultCache, score_baseline, score_fits
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
@@ -168,7 +168,7 @@ def test_fisher_scores_give_the_curvature_of_the_kl_of_text(text_scorer):
     assert ((drawn * direction).sum((1, 2)) ** 2).sum() == pytest.approx(2 * kl / h**2, rel=0.2)
 
 
-@pytest.mark.parametrize("family", [x for x in FAMILIES if x.kind != SHARED_SLOPE], ids=repr)
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
 def test_derivatives_of_the_full_family_contain_those_of_each(text_scorer, family):
     full_family = rule_family(ENTROPY_AND_SIZE, PER_HEAD)
     weights = np.array([1.0, -0.5, 2.0])
@@ -210,9 +210,8 @@ def test_a_fit_has_the_scores_of_its_numbers(scorer, family):
     n_entries = 1
     if family.sharing is not GLOBAL:  # of two layers, or eight heads
         left = [1, 6] if family.sharing is PER_HEAD else [1]
-        parameters.numbers[:, left] = 0  # stay as they are, and have no entry unless all heads have
-        n_left = len(left) if family.sharing is PER_HEAD else 4
-        n_entries = 8 if family.kind == SHARED_SLOPE else 8 - n_left
+        parameters.numbers[:, left] = 0  # stay as they are, and have no entry
+        n_entries = 8 - (len(left) if family.sharing is PER_HEAD else 4)
     loaded = scorer.runner.load()
     with given_rules(loaded.heads, family, torch.from_numpy(parameters.numbers)):
         expected = score_baseline(scorer.runner, scorer.examples, indices).log_p

@@ -83,8 +83,7 @@ def model_fit_command(
         bool,
         Option(
             "--for-export",
-            help="Fit rules that other engines can run: constants, or with --kind log-size "
-            "b (1 + r log n) with one r for all heads.",
+            help="Fit constants that other engines can run.",
         ),
     ] = False,
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0,

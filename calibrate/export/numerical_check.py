@@ -23,9 +23,8 @@ from calibrate.export.configuration import (
     exported_configuration,
     require_original_folder,
     soft_cap,
-    unlike_ministral,
 )
-from calibrate.export.plan import Exportable, ExportPlan
+from calibrate.export.plan import ExportPlan
 from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
@@ -53,8 +52,8 @@ _ATTENTION_LAST = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_laye
 Exporter = Callable[[Any, PreTrainedModel, ExportPlan], Any]
 
 
-def exportable(folder: ModelFolder) -> Exportable:
-    """Returns the rules that an export of a model can apply, checked on a small random model.
+def exportable(folder: ModelFolder) -> Sharing:
+    """Returns the sharing of constants that an export can apply, checked on a small random model.
 
     Raises:
       CalibrateError: not even one constant can be exported for the model.
@@ -64,13 +63,13 @@ def exportable(folder: ModelFolder) -> Exportable:
     require_listed(config)
     queries = queries_without_weights(folder)
     _require_exportable(config, queries, Sharing.GLOBAL)
-    factors, no_size = Sharing.GLOBAL, unlike_ministral(config)
+    factors = Sharing.GLOBAL
     with suppress(CalibrateError):
         for sharing in (Sharing.PER_LAYER, Sharing.PER_HEAD):
             _require_exportable(config, queries, sharing)
             factors = sharing
-    verify_numerically(config, by_size=no_size is None)
-    return Exportable(factors, no_size)
+    verify_numerically(config, by_size=False)
+    return factors
 
 
 def _require_exportable(config: Any, queries: Queries, sharing: Sharing) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import TERMS, RuleForm, Sharing
+from calibrate.core.rule import TERMS, RuleForm
 from calibrate.errors import CoefficientsError, command
 from calibrate.store.coefficient_schema import MAX_ENTROPY
 from calibrate.store.entries import Entry
@@ -34,13 +34,6 @@ GIVE_OWN_MODEL = "give the model that it was made for, or any_model=True"
 IF_CONVERTED = "if it was converted from the model that the fit was made for, give any_model=True"
 TAGS = ("calibrate", "attention-temperature")  # of model cards
 _RELATIVE_ROUNDING = 1e-7  # of beta, as float32 rounds
-
-
-class Exportable(NamedTuple):
-    """Rules that an export of a model can apply."""
-
-    factors: Sharing  # of the factors among heads
-    no_size: str | None = None  # reason why beta cannot depend on log n; None if it can
 
 
 @dataclass(frozen=True)

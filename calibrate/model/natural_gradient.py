@@ -7,12 +7,13 @@ the terms of all kinds.
 Reference: Amari 1998.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily, best_of_layers
+from calibrate.model.parameters import Parameters, RuleFamily, best_of_layers
 from calibrate.model.scored_splits import Calibration
 
 FULL_KL = 0.04  # KL of text at interpolation weight 1, by its curvature, nats per token
@@ -20,19 +21,18 @@ DAMPING = 0.3  # share of the median curvature of all heads that is added to tha
 _TINY = 1e-8
 
 
+def full_family(families: Sequence[RuleFamily]) -> RuleFamily:
+    """The smallest family with numbers for each head whose derivatives contain those of others."""
+    return max((family.full for family in families), key=lambda full: len(full.basis.terms))
+
+
 @dataclass(frozen=True, eq=False)
 class NaturalGradient:
     """Steps of natural gradient from the baseline; all families use one set of derivatives."""
 
     calibration: Calibration
-    text: list[int]  # indices of windows of text; without any, there is no step
-    full: RuleFamily | None  # contains the families; None: there is no step
-
-    def suits(self, family: RuleFamily) -> bool:
-        """True if the rules of a family are a step from the baseline."""
-        if not self.text or self.full is None or family.kind == SHARED_SLOPE:
-            return False
-        return self.full.basis.contains(family.basis)
+    text: list[int]  # indices of windows of text
+    full: RuleFamily  # contains the families
 
     @cached_property
     def derivatives(self) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +42,6 @@ class NaturalGradient:
         scores of text.
         """
         calibration, scorer = self.calibration, self.calibration.scorer
-        assert self.full is not None
         calibration.begin("differentiating", [*calibration.epoch(), self.text])
         baseline = self.full.baseline(scorer.heads)
         gradients = [calibration.gradient(baseline, batch) for batch in calibration.epoch()]
@@ -58,7 +57,6 @@ class NaturalGradient:
           The baseline if the gradient is 0.
         """
         heads = self.calibration.scorer.heads
-        assert self.full is not None
         gradients, scores = (family.project_gradient(x, heads, self.full) for x in self.derivatives)
         fisher = np.einsum("wrc,wsc->crs", scores, scores)
         gradient = shrink_gradient(gradients)

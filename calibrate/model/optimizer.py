@@ -18,9 +18,9 @@ import torch
 
 from calibrate.core.rule import Sharing
 from calibrate.evidence.harm_limits import NonInferiorityResult
-from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
+from calibrate.model.natural_gradient import FULL_KL, NaturalGradient, full_family
 from calibrate.model.objective import Value
-from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily, best_of_layers
+from calibrate.model.parameters import Parameters, RuleFamily, best_of_layers
 from calibrate.model.scored_splits import Calibration, ModelSolution, Validation
 
 # Adam
@@ -53,7 +53,6 @@ class HeadRuleOptimizer:
       heads_per_layer: the number of heads of a layer whose rule may differ from the baseline; None:
         all. Rules that heads share are not limited.
       solutions: the solutions so far.
-      natural_gradient: steps of all families, from the same derivatives.
     """
 
     calibration: Calibration
@@ -63,24 +62,19 @@ class HeadRuleOptimizer:
     heads_per_layer: int | None = None
     solutions: list[ModelSolution] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        fulls = [family.full for family in self.families]
-        full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
-        self.natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
-
     def solve(self) -> list[ModelSolution]:
         """The solution of each family, in the order of the families."""
-        direct = [family for family in self.families if self.natural_gradient.suits(family)]
-        if direct:
-            self.solutions += self._solve_by_natural_gradient(direct)
+        if self.validation.text:
+            return self._solve_by_natural_gradient()
         for family in self.families:
-            if family not in direct:  # it may start from any earlier solution
-                self.solutions.append(self._solve_by_adam(family))
-        return sorted(self.solutions, key=lambda solution: self.families.index(solution.family))
+            self.solutions.append(self._solve_by_adam(family))
+        return self.solutions
 
-    def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
+    def _solve_by_natural_gradient(self) -> list[ModelSolution]:
         """The step of each family, or the baseline if it gains nothing; they share passes."""
-        steps = [self.natural_gradient.step(family, self.heads_per_layer) for family in families]
+        full = full_family(self.families)
+        gradient = NaturalGradient(self.calibration, self.validation.text, full)
+        steps = [gradient.step(family, self.heads_per_layer) for family in self.families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
         return [
             x if x.value.gain >= 0 or not x.weight else self.validation.baseline(x.family)
@@ -124,29 +118,12 @@ class HeadRuleOptimizer:
         return best, gained + gained_again
 
     def _simpler_start(self, family: RuleFamily) -> ModelSolution:
-        """The last solution that a family contains; for a shared slope, the best one.
-
-        Its value is known, since it is the same rule.
-        """
-        embedded = self._embed_solutions(family)
-        if not embedded:
-            return self.validation.baseline(family)
-        if family.kind != SHARED_SLOPE:
-            embedded = embedded[:1]
-        starts = [
-            ModelSolution(parameters, self.validation.at_full_weight(solution).value)
-            for solution, parameters in embedded
-        ]
-        return max(starts, key=lambda start: start.value.gain)
-
-    def _embed_solutions(self, family: RuleFamily) -> list[tuple[ModelSolution, Parameters]]:
-        """The solutions that a family contains, the last one first, with its numbers."""
-        embedded = []
+        """The last solution that a family contains; its value is known, as it is the same rule."""
         for solution in reversed(self.solutions):
-            parameters = family.embed(solution.parameters, self.calibration.scorer.heads)
+            parameters = family.embed(solution.parameters)
             if parameters is not None:
-                embedded.append((solution, parameters))
-        return embedded
+                return ModelSolution(parameters, self.validation.at_full_weight(solution).value)
+        return self.validation.baseline(family)
 
     def _shared_start(self, family: RuleFamily) -> ModelSolution | None:
         """The rule of the kind for all heads, as numbers of each; None if there is no such start.
@@ -253,14 +230,14 @@ def maximise_log_p(
 def _take_step(
     numbers: torch.Tensor, gradient: np.ndarray, adam: torch.optim.Adam, family: RuleFamily
 ) -> None:
-    """Takes a step of Adam, and one of the group lasso, to feasible numbers, in place."""
+    """Takes a step of Adam, and one of the group lasso unless all heads share a rule, in place."""
     numbers.grad = torch.from_numpy(gradient)
     adam.step()
-    _shrink_heads(numbers, adam, family)
-    numbers.copy_(torch.from_numpy(family.clip_to_feasible(numbers.numpy())))
+    if not family.is_global:
+        _shrink_heads(numbers, adam)
 
 
-def _shrink_heads(numbers: torch.Tensor, adam: torch.optim.Adam, family: RuleFamily) -> None:
+def _shrink_heads(numbers: torch.Tensor, adam: torch.optim.Adam) -> None:
     """The proximal step of the group lasso, in the metric of Adam, in place.
 
     A head whose gradient is small compared with GROUP_LASSO goes to exactly 0. Without this step,
@@ -269,9 +246,7 @@ def _shrink_heads(numbers: torch.Tensor, adam: torch.optim.Adam, family: RuleFam
     state, rate = adam.state[numbers], adam.param_groups[0]["lr"]
     mean_square = state["exp_avg_sq"].mean(dim=0) / (1 - ADAM_DECAY[1] ** state["step"])
     norm = numbers.norm(dim=0).clamp_min(_TINY)
-    kept = (1 - rate * GROUP_LASSO / (mean_square.sqrt() + _TINY) / norm).clamp_min(0)
-    kept[torch.from_numpy(family.is_common(numbers.numpy()))] = 1
-    numbers *= kept
+    numbers *= (1 - rate * GROUP_LASSO / (mean_square.sqrt() + _TINY) / norm).clamp_min(0)
 
 
 # The interpolation weight

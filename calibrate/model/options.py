@@ -9,11 +9,9 @@ import numpy as np
 from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, TERMS, VARIABLES, Sharing
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError
-from calibrate.export.plan import Exportable
 from calibrate.model.parameters import (
     MAX_BETA,
     MIN_BETA,
-    SHARED_SLOPE,
     TRUST_REGION,
     Basis,
     RuleFamily,
@@ -37,7 +35,7 @@ class ModelOptions:
     interpolation: float | None = None  # weight of the rules; None: the largest within the limits
     max_steps: int = MAX_STEPS  # of the optimiser, for each family
     seed: int = 0  # of the order of the examples
-    engines: Exportable | None = None  # fit a rule that can be exported; None: any rule
+    engines: Sharing | None = None  # of the constants that engines run; None: any rule
     sharing: Sharing = Sharing.PER_HEAD  # the heads that share a rule
     heads_per_layer: int | None = None  # that may have another beta than 1, at most; None: all
 
@@ -50,8 +48,10 @@ class ModelOptions:
         _require_within("steps", self.max_steps, 1, 1_000_000)
         _require_within("seed", self.seed, 0, math.inf)
         _require_within("heads_per_layer", self.heads_per_layer, 1, math.inf)
-        if self.engines:
-            _require_exportable(self.kind, self.engines)
+        if self.engines and self.kind != CONSTANT:
+            raise CalibrateError(
+                f'for export, only constants are fitted; give kind="{CONSTANT}"', parameter="kind"
+            )
         if self.heads_per_layer:
             self._require_own_rules()
 
@@ -60,10 +60,8 @@ class ModelOptions:
         reason = None
         if self.sharing is not Sharing.PER_HEAD:
             reason = "heads share their rules"
-        elif self.engines and self.engines.factors is not Sharing.PER_HEAD:
+        elif self.engines not in (None, Sharing.PER_HEAD):
             reason = "heads of this model share their constants in engines"
-        elif self.engines and self.kind == LOG_SIZE:
-            reason = "engines have one slope by log n for all heads"
         if reason:
             raise CalibrateError(
                 f"{reason}; leave heads_per_layer= out", parameter="heads_per_layer"
@@ -100,29 +98,16 @@ def _require_within(name: str, number: float | None, low: float, high: float) ->
         raise CalibrateError(f"{name} is {number}; give a number from {low:g} to {high:g}")
 
 
-def _require_exportable(kind: str, engines: Exportable) -> None:
-    if "H" in VARIABLES[kind] or (kind == LOG_SIZE and engines.no_size):
-        reason = f" ({engines.no_size})" if engines.no_size else ""
-        raise CalibrateError(
-            f"engines run no rules of kind {kind} of this model{reason}; for export, give "
-            f'kind="{CONSTANT}"',
-            parameter="kind",
-        )
-
-
 def choose_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
     """The families to solve: first one constant for all heads, last the one that is asked for.
 
     A search for rules starts from the families between. With retention text, rules are a step from
-    the baseline and need none, except for a shared slope, which is always searched for.
+    the baseline and need none.
     """
     sharing, has_text = options.sharing, any(cell.text for cell in examples.cells)
     if options.engines is not None:
-        sharing = min(sharing, options.engines.factors, key=list(Sharing).index)
-    if options.engines is not None and options.kind == LOG_SIZE:
-        pairs = [(LOG_SIZE, Sharing.GLOBAL), (SHARED_SLOPE, Sharing.GLOBAL)]
-        pairs += [(CONSTANT, sharing), (SHARED_SLOPE, sharing)]
-    elif has_text:
+        sharing = min(sharing, options.engines, key=list(Sharing).index)
+    if has_text:
         pairs = [(options.kind, sharing)]
     else:
         pairs = [(LOG_SIZE, Sharing.GLOBAL)] if options.kind == LOG_SIZE else []
@@ -143,5 +128,5 @@ def _nested_kinds(kind: str) -> list[str]:
 
 def _beta_bounds(kind: str, has_text: bool) -> tuple[float, float]:
     """Bounds of beta, which are narrow for a step from the baseline by entropy."""
-    by_entropy = "H" in VARIABLES.get(kind, ())
+    by_entropy = "H" in VARIABLES[kind]
     return TRUST_REGION if has_text and by_entropy else (MIN_BETA, MAX_BETA)

@@ -11,13 +11,6 @@ H and log n):
     "log-size"            1, l
     "polynomial"          1, h, h^2, h^3, h^4
     "entropy-and-size"    1, h, h^2, h^3, h^4, h l, l^2, l
-
-For export, where engines have one slope for all heads, beta is not linear in the numbers:
-
-    "log-size-one-ratio"  (1 + m) (1 + a + k l)
-
-All heads share a and k; m is of each layer or head, and 0 for those that have no factor of their
-own.
 """
 
 import math
@@ -40,7 +33,6 @@ from calibrate.core.rule import (
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
-SHARED_SLOPE = "log-size-one-ratio"
 Term = tuple[int, int]  # powers of h and of l
 HeadId = tuple[int, int]  # (layer, head)
 # Bounds of beta. Some heads gain by a beta below 1.
@@ -48,45 +40,36 @@ MIN_BETA = 0.25
 MAX_BETA = 16.0
 # Bounds for a step from the baseline by entropy, which is uncertain at rare entropies.
 TRUST_REGION = (0.5, 2.0)
-# Bounds that a shared slope never reaches: engines apply none.
-_NO_BOUNDS = (2.0**-10, 2.0**20)
-MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is smallest, since k >= 0
-_N_COMMON = 2  # columns of a shared slope that all heads share: a and k
 
 
 @dataclass(frozen=True)
 class Basis:
     """A kind of rule, centred at typical sizes."""
 
-    kind: str  # one of KINDS, or SHARED_SLOPE
+    kind: str  # one of KINDS
     center: float  # c, the log n of a typical query, nats
     largest: float  # the log n of the longest example, nats
     bounds: tuple[float, float] = (MIN_BETA, MAX_BETA)  # of beta
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The terms of the kind, in the order of the rows: first 1, then powers of h alone.
-
-        A shared slope, which is not linear, has one row.
-        """
-        return _order_terms(TERMS[self.kind]) if self.kind in TERMS else ((0, 0),)
+        """The terms of the kind, in the order of the rows: first 1, then powers of h alone."""
+        return _order_terms(TERMS[self.kind])
 
     @property
     def by_entropy(self) -> bool:
         """True if beta depends on the entropy."""
-        return "H" in VARIABLES.get(self.kind, ())
+        return "H" in VARIABLES[self.kind]
 
     @property
     def rule(self) -> RuleForm:
         """The rule of a coefficient file, with its bounds."""
-        if self.kind == SHARED_SLOPE:
-            return RuleForm.log_size(*_NO_BOUNDS)
         return RuleForm(0.0, *self.bounds, kind=self.kind)
 
     @property
     def domain(self) -> tuple[float, ...]:
         """The range of the entropy and log n of queries; the first query sees one token."""
-        return (0.0, self.largest) * len(VARIABLES[self.rule.kind])
+        return (0.0, self.largest) * len(VARIABLES[self.kind])
 
     @property
     def full(self) -> "Basis":
@@ -113,7 +96,7 @@ class Basis:
 
     def embed(self, basis: "Basis", numbers: np.ndarray) -> np.ndarray | None:
         """Converts numbers of another basis to this one; None if this one lacks some term."""
-        if SHARED_SLOPE in (basis.kind, self.kind) or not self.contains(basis):
+        if not self.contains(basis):
             return None
         embedded = np.zeros((len(self.terms), numbers.shape[1]))
         embedded[[self.terms.index(term) for term in basis.terms]] = numbers
@@ -125,23 +108,12 @@ class Basis:
         Args:
           numbers: rows, as arrays or tensors.
         """
-        c = self.center
-        if self.kind == SHARED_SLOPE:
-            row = numbers[0]
-            own, a, k = row[:-2] if len(row) > 2 else row[:1] * 0, row[-2:-1], row[-1:]
-            return [(1 + own) * k, (1 + own) * (1 + a - k * c)]
         level, *others = numbers
-        by_exponents = {exponents(term): level * 0 for term in TERMS[self.rule.kind]}
+        by_exponents = {exponents(term): level * 0 for term in TERMS[self.kind]}
         for term, number in zip(self.terms, [1 + level, *others], strict=True):
-            for powers, factor in _expand_term(term, c):
+            for powers, factor in _expand_term(term, self.center):
                 by_exponents[powers] = by_exponents[powers] + factor * number
         return list(by_exponents.values())
-
-    def is_within_bounds(self, numbers: np.ndarray) -> bool:
-        """True if a rule of one column by size stays within its bounds up to `largest`."""
-        *slopes, b = self.coefficients(numbers)
-        ends = np.array([b, b + sum(slopes) * self.largest])
-        return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
 
 def _order_terms(names: tuple[str, ...]) -> tuple[Term, ...]:
@@ -170,7 +142,7 @@ class RuleFamily:
     """All rules of a basis and a parameter sharing.
 
     The numbers of a rule are (rows, columns), with a row for each term of the basis, and a column
-    for each layer or head, or one for all heads. A shared slope has two more columns, a and k.
+    for each layer or head, or one for all heads.
     """
 
     basis: Basis
@@ -217,47 +189,18 @@ class RuleFamily:
 
     def zeros(self, heads: Sequence[HeadId]) -> np.ndarray:
         """The numbers of the baseline."""
-        n_columns = max(self.sharing.columns(heads)) + 1
-        if self.kind == SHARED_SLOPE:
-            n_columns = _N_COMMON + (0 if self.is_global else n_columns)
-        return np.zeros((len(self.basis.terms), n_columns))
+        return np.zeros((len(self.basis.terms), max(self.sharing.columns(heads)) + 1))
 
     def baseline(self, heads: Sequence[HeadId]) -> "Parameters":
         """The baseline, where beta is 1."""
         return Parameters(self, self.zeros(heads))
 
-    def is_common(self, numbers: np.ndarray) -> np.ndarray:
-        """(columns,) bool: True for columns that all heads share."""
-        n_common = _N_COMMON if self.kind == SHARED_SLOPE else int(self.is_global)
-        is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
-        return is_common
-
-    def clip_to_feasible(self, numbers: np.ndarray) -> np.ndarray:
-        """The nearest numbers for which a shared slope is not negative and beta is positive."""
-        if self.kind != SHARED_SLOPE:
-            return numbers
-        feasible: np.ndarray = np.clip(numbers, MIN_BETA - 1, MAX_BETA - 1)
-        largest_slope = (1 + feasible[0, -2] - MIN_FIRST_BETA) / self.basis.center
-        feasible[0, -1] = np.clip(numbers[0, -1], 0, largest_slope)
-        return feasible
-
-    def embed(self, simpler: "Parameters", heads: Sequence[HeadId]) -> "Parameters | None":
+    def embed(self, simpler: "Parameters") -> "Parameters | None":
         """Converts rules of a simpler family to this one; None if it does not contain them."""
-        family, numbers = simpler
-        if self.kind != SHARED_SLOPE:
-            if family.sharing is not self.sharing:
-                return None
-            converted = self.basis.embed(family.basis, numbers)
-            return None if converted is None else Parameters(self, converted)
-        embedded = self.zeros(heads)
-        if family.is_global and family.basis.is_within_bounds(numbers):
-            embedded[0, -_N_COMMON:][: numbers.size] = numbers.ravel()
-        elif family.kind == CONSTANT and family.sharing == self.sharing:
-            embedded[0, :-_N_COMMON] = numbers[0]
-        else:
+        if simpler.family.sharing is not self.sharing:
             return None
-        is_feasible = np.array_equal(embedded, self.clip_to_feasible(embedded))
-        return Parameters(self, embedded) if is_feasible else None
+        numbers = self.basis.embed(simpler.family.basis, simpler.numbers)
+        return None if numbers is None else Parameters(self, numbers)
 
 
 class Parameters(NamedTuple):
@@ -268,11 +211,11 @@ class Parameters(NamedTuple):
 
     def interpolated(self, weight: float) -> "Parameters":
         """The rules at an interpolation weight."""
-        return self._replace(numbers=self.family.clip_to_feasible(weight * self.numbers))
+        return self._replace(numbers=weight * self.numbers)
 
     def changed_columns(self) -> np.ndarray:
-        """The columns of single layers or heads whose numbers are not 0."""
-        return np.flatnonzero(self.numbers.any(axis=0) & ~self.family.is_common(self.numbers))
+        """The columns whose numbers are not 0."""
+        return np.flatnonzero(self.numbers.any(axis=0))
 
     def heads_changed(self, heads: Sequence[HeadId]) -> list[HeadId]:
         """The heads whose own numbers, or those of their layer or of all heads, are not 0."""
@@ -293,8 +236,7 @@ class Parameters(NamedTuple):
         coefficients = [tuple(column) for column in by_column.tolist()]
         if family.is_global:
             return Fit(basis.rule, (Entry(coefficients[0], basis.domain),))
-        all_changed = numbers[:, family.is_common(numbers)].any()
-        named = set(heads if all_changed else self.heads_changed(heads))
+        named = set(self.heads_changed(heads))
         columns = family.sharing.columns(heads)
         entries = [
             Entry(coefficients[column], basis.domain, *head)
