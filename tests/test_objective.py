@@ -7,7 +7,7 @@ from tiny_causal import some_examples
 
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.model.objective import ModelObjective, compare_rules, describe_most_exceeded
+from calibrate.model.objective import ModelObjective, compare_rules
 from calibrate.model.scored_splits import validation_indices
 from calibrate.model.splits import VALIDATION, assign_splits
 from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
@@ -77,13 +77,6 @@ def test_lengths_of_text_have_equal_weight_for_any_number_of_windows():
     scores = scores_of(np.full(18, -1.0), np.repeat([0, 0.2, 0.6], [8, 8, 2]))
     (loss,) = objective.value(range(18), scores).losses
     assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)
-
-
-def test_the_most_exceeded_constraint_is_named(objective):
-    value = objective.value(range(24), scores_of(np.repeat([-1.5, -0.3, -1.0], 8)))
-    message = describe_most_exceeded(value)
-    for part in ("+0.100", "10 tokens", "0.2500", "0.01", "tolerance="):
-        assert part in message
 
 
 def test_means_by_hand():

@@ -1,19 +1,17 @@
 """Refusals of a fit through a model: too few examples, no gain, a loss beyond its margin."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import OWN, Evidence
-from calibrate.evidence.harm_limits import NonInferiorityResult, check_limits
+from calibrate.evidence.harm_limits import NonInferiority, NonInferiorityResult, check_limits
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.verdict import judge
-from calibrate.model.objective import describe_most_exceeded
-from calibrate.model.scored_splits import ModelSolution, Validation
+from calibrate.model.scored_splits import ModelSolution
 from calibrate.model.splits import assign_splits
 from calibrate.prompts.examples import ExampleCollection, ExampleSet
 
@@ -53,15 +51,12 @@ def too_few_answers(examples: ExampleSet) -> str:
     return ""
 
 
-def no_gain(
-    validation: Validation, solution: ModelSolution, interpolation: float | None
-) -> QualityError:
+def no_gain(solution: ModelSolution, cause: str) -> QualityError:
     """The error for a fit whose rules gain nothing on the validation split.
 
     Args:
-      interpolation: the weight that was asked for, if any.
+      cause: see `limited_weight`.
     """
-    cause = limiting_constraint(validation, solution, interpolation)
     return QualityError(
         f"not for this model: {solution.family.label} gains nothing on the validation split "
         f"({_describe_gain(solution.value.over())}); "
@@ -70,27 +65,19 @@ def no_gain(
     )
 
 
-def limiting_constraint(
-    validation: Validation, solution: ModelSolution, interpolation: float | None
-) -> str:
-    """Describes the constraint without which rules would gain; "" if there is none.
-
-    Passes examples through the model under the rules at interpolation weight 1.
-    """
-    if interpolation is not None or solution.weight == 1:  # no constraint limits the weight
+def limited_weight(solution: ModelSolution, constraints: Sequence[NonInferiority]) -> str:
+    """Describes the interpolation weight if binding constraints keep it below 1; else ""."""
+    if not constraints or solution.weight == 1:
         return ""
-    full = validation.at_full_weight(solution).value
-    if full.gain < MIN_GAIN:
-        return ""
-    (constrained,) = validation.constrained_values([solution.parameters.interpolated(1.0)])
-    full = replace(full, results=constrained.results)
-    return "" if full.is_allowed else describe_most_exceeded(full)
+    limits = dict.fromkeys("max_kl=" if x.metric == KL else "tolerance=" for x in constraints)
+    return (
+        f"limits on losses keep the interpolation weight at {solution.weight:.2g}: allow more with "
+        f"{' or '.join(limits)}"
+    )
 
 
 def require_improvement(
-    evidence: Evidence,
-    results: Sequence[NonInferiorityResult],
-    find_cause: Callable[[], str] = str,
+    evidence: Evidence, results: Sequence[NonInferiorityResult], cause: str = ""
 ) -> None:
     """Raises QualityError unless the fit, OWN, gains on held-out answers within its margins.
 
@@ -100,14 +87,14 @@ def require_improvement(
 
     Args:
       results: of each constraint.
-      find_cause: describes the constraint that prevents a gain; called before a refusal.
+      cause: see `limited_weight`.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < MIN_GAIN:
         raise QualityError(
             f"not for this model: log p changes by {_describe_gain(gain)} on {answers.n:,} "
-            f"held-out {evidence.of.items.name}; {find_cause() or 'collect more examples'}",
+            f"held-out {evidence.of.items.name}; {cause or 'collect more examples'}",
             parameter=_LIMIT_PARAMETERS,
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]

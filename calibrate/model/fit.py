@@ -23,7 +23,7 @@ from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
-    limiting_constraint,
+    limited_weight,
     no_gain,
     require_enough_examples,
     require_improvement,
@@ -125,11 +125,13 @@ def fit_head_rules(
         options.interpolation,
         options.heads_per_layer,
     )
+    # No constraint limits a weight that is given.
+    binding = [] if options.interpolation else objective.constraints
     constant, *others = optimizer.solve()
     solution = others[-1] if others else constant
     rules = solution.rules(scorer.heads)
     if rules is None:  # beta is 1 for every head
-        raise no_gain(validation, solution, options.interpolation)
+        raise no_gain(solution, limited_weight(solution, binding))
     source = {**model, "options": options.record(solution.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
     return _evaluate_on_test_split(validation, solution, constant, fit, options, progress)
@@ -157,11 +159,8 @@ def _evaluate_on_test_split(
     evidence = objective.evidence(test, dict(zip(fits, scores, strict=True)))
     evidence = replace(evidence, fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
-    # No constraint limits a weight that is given.
     binding = [] if options.interpolation else checks[OWN]
-    require_improvement(
-        evidence, binding, lambda: limiting_constraint(validation, solution, options.interpolation)
-    )
+    require_improvement(evidence, binding, limited_weight(solution, [x.limit for x in binding]))
     gain = None if solution is constant else _gain_over_constant(evidence)
     record = _evidence_record(evidence, options.kind, gain)
     losses = {rule: [x.loss for x in results] for rule, results in checks.items()}

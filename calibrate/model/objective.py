@@ -226,22 +226,6 @@ class ModelObjective:
         return Value(answers, gain, self.check(evidence, OWN))
 
 
-def describe_most_exceeded(value: Value) -> str:
-    """Describes the constraint whose margin a rule exceeds most, with its parameter."""
-    result = max(value.results, key=lambda result: result.share)
-    limit, loss = result.limit, result.loss
-    if limit.metric == KL:
-        loses = f"moves {limit.name} by a KL of {loss.mean:.4f} nats"
-        parameter = "max_kl="
-    else:
-        loses = f"costs {limit.name} (trained_up_to=) {loss.mean:.4f} nats"
-        parameter = "tolerance="
-    return (
-        f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
-        f"{limit.margin:g} is allowed ({parameter})"
-    )
-
-
 def _make_constraints(
     examples: ExampleSet, trained_up_to: int | None, max_kl: float, tolerance: float
 ) -> list[NonInferiority]:
