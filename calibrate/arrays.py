@@ -85,8 +85,8 @@ def fit(
         masked target), logits that do not depend on the targets; or, without a kind, no significant
         gain of 0.01 nats over softmax.
     Warns:
-      UserWarning: rows that were left out, a beta at its bound, targets that are ranked right in
-        every row, or logits that look padded or like log-probabilities with -inf.
+      UserWarning: rows that were left out, a beta at its bound, or targets that are ranked right
+        in every row.
     Reference: Velickovic et al. 2024, section 3.
     """
     options = FitOptions(

@@ -1,4 +1,4 @@
-"""Checks of arrays of logits that a user gives: shapes, types, ranges, and likely mistakes.
+"""Checks of arrays of logits that a user gives: shapes, types, ranges, and probabilities.
 
 The arrays are described in calibrate/rows/logits_files.py.
 """
@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 
 from calibrate.core.masking import mask_low_logits
-from calibrate.errors import CalibrateError, warn_user
+from calibrate.errors import CalibrateError
 from calibrate.rows.rows import OPTIONAL_COLUMNS, Rows
 
 MAX_ROUNDED = 1 << 10  # float32 represents logits up to this within 3e-5
-MAX_SHARE_OF_COPIES = 0.1  # of the rows, without a warning
-MAX_CHANCE_COPIES = 10  # number of rows that may repeat by chance
-PADDED_SHARE = 0.5  # of the rows end in the same score if it is padding
 PROBABILITY_SHARE = 0.9  # of the rows sum to 1 if they are probabilities
 SUM_ERROR = 0.01  # of the sum of probabilities in bfloat16
 
@@ -45,9 +41,6 @@ def check_arrays_of_rows(arrays: ArraysByName, subject: str) -> tuple[Rows, int]
     check_no_probabilities(np.where(rows.real_items(), logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # the softmax may have included masked items
         check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
-    warn_of_probabilities(logits, np.broadcast_to(where, logits.shape), f"{subject}logits have")
-    if "mask" not in arrays:
-        warn_of_padding(logits, f"{subject}logits have")
     return rows, low
 
 
@@ -195,78 +188,4 @@ def check_no_probabilities(logits: np.ndarray, subject: str) -> None:
         raise CalibrateError(
             f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
             "before softmax, or the logarithms of the probabilities"
-        )
-
-
-def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) -> None:
-    """Warns of numbers that may be probabilities, or logarithms of some that are 0.
-
-    Args:
-      logits: (rows, n), -inf where masked.
-      real: (rows, n) bool, True for items that no array masks.
-      subject: begins the warning.
-    """
-    given = np.where(real, logits, np.nan)
-    finite = np.isfinite(given)
-    if not finite.any():
-        return
-    low, high = given.min(where=finite, initial=np.inf), given.max(where=finite, initial=-np.inf)
-    if 0 <= low < high <= 1:
-        warn_user(
-            f"{subject} numbers from 0 to 1 alone; if they are probabilities, give the scores "
-            "before softmax, or the logarithms of the probabilities"
-        )
-    n_zero = int((given == -np.inf).sum())
-    if n_zero and high <= SUM_ERROR:  # a log-probability is at most 0
-        with np.errstate(invalid="ignore"):  # rows of -inf alone, or with NaN
-            total = logsumexp(np.where(real, logits, -np.inf), axis=1)
-        if np.mean(np.abs(total) <= SUM_ERROR) >= PROBABILITY_SHARE:
-            warn_user(
-                f"{subject} log-probabilities, {n_zero:,} of which are -inf: these items count as "
-                "masked, and n is the number of the others; clip probabilities above 0 before the "
-                "logarithm, or give a mask"
-            )
-
-
-def row_hashes(rows: Rows) -> list[int]:
-    """Hashes of logits and target, equal for copies of a row.
-
-    Only of rows with a weight and three logits or more, all different: others repeat by chance.
-    """
-    ordered = np.sort(rows.logits, axis=1)
-    with np.errstate(invalid="ignore"):
-        different = (np.diff(ordered, axis=1) > 0) | (ordered[:, :-1] == -np.inf)
-    chosen = different.all(axis=1) & ((ordered > -np.inf).sum(axis=1) > 2)
-    if rows.weight is not None:
-        chosen &= rows.weight > 0
-    pairs = zip(rows.logits[chosen], rows.target[chosen], strict=True)
-    return [hash((logits.tobytes(), target.tobytes())) for logits, target in pairs]
-
-
-def warn_of_copies(hashes: list[int], subject: str) -> None:
-    """Warns if many rows, by their `row_hashes`, are copies; `subject` begins the warning."""
-    n_copies = len(hashes) - len(set(hashes))
-    if n_copies > max(MAX_SHARE_OF_COPIES * len(hashes), MAX_CHANCE_COPIES):
-        warn_user(
-            f"{subject} {n_copies:,} of {len(hashes):,} rows that repeat others exactly, and each "
-            "counts as new evidence; leave copies out, or give group=, with one number for a row "
-            "and its copies"
-        )
-
-
-def warn_of_padding(logits: np.ndarray, subject: str) -> None:
-    """Warns if most rows end in two or more scores of one finite value, after other scores.
-
-    `subject` begins the warning.
-    """
-    if not len(logits):
-        return
-    last = logits[:, -1]
-    ends_alike = np.isfinite(last) & (logits[:, -2] == last) & (logits.max(axis=1) != last)
-    values, counts = np.unique(last[ends_alike], return_counts=True)
-    if counts.max(initial=0) > PADDED_SHARE * len(logits):
-        warn_user(
-            f"{subject} rows, {counts.max() / len(logits):.0%} of them, that end in equal scores "
-            f"({values[counts.argmax()]:g}): padding? give mask=, or -inf there, or these items "
-            "count"
         )

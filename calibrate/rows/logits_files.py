@@ -23,8 +23,6 @@ from calibrate.rows.logits_checks import (
     ARRAY_NAMES,
     ArraysByName,
     check_arrays_of_rows,
-    row_hashes,
-    warn_of_copies,
 )
 from calibrate.rows.rows import (
     BAD,
@@ -114,7 +112,10 @@ class Arrays:
         absolute = path.absolute()
         files = sorted(absolute.glob("[!.]*.npz")) if absolute.is_dir() else [absolute]
         if not files:
-            raise CalibrateError(f"{absolute} has no .npz file; {WRITE_NPZ}")
+            raise CalibrateError(
+                f"{absolute} has no .npz file; write logits and target into one: "
+                'numpy.savez("mine.npz", logits=logits, target=target)'
+            )
         arrays = _record_files(str(absolute), files, map(_check_file, files))
         name = (path if path.name not in ("", "..") else path.resolve()).stem
         return replace(arrays, name=name, shown=str(path))
@@ -203,12 +204,11 @@ def _record_files(
       files: paths, or rows in memory.
       checked: the content of each; an iterator keeps one of them in memory.
     """
-    digests, hashes, tables = list[str](), list[int](), list[dict[str, np.ndarray]]()
+    digests, tables = list[str](), list[dict[str, np.ndarray]]()
     optional = set[tuple[str, ...]]()
     n_masked, several, has_mask = 0, False, False
     for number, (rows, digest, n_masked_in_file) in enumerate(checked):
         digests.append(digest)
-        hashes += row_hashes(rows)
         n_masked += n_masked_in_file
         optional.add(tuple(name for name in OPTIONAL_COLUMNS if getattr(rows, name) is not None))
         several |= rows.target.dtype == bool and bool((rows.target.sum(axis=1) != 1).any())
@@ -216,8 +216,6 @@ def _record_files(
         tables.append(_file_table(number, rows))
     columns = _common_columns(optional, subject)
     warn_of_masks(f"{subject} has", n_masked)
-    if "group" not in columns:
-        warn_of_copies(hashes, f"{subject} has")
     table, has_weight = _join_tables(tables, subject)
     bad = np.bincount(table["bad_reason"], minlength=1 + len(BAD))[1:]
     return Arrays(
@@ -314,7 +312,6 @@ def _check_file(path: Path) -> CheckedFile:
 def _parse_file(path: Path, state: tuple[int, int] | None) -> CheckedFile:
     """Reads and checks a file; `state` differs if the file has changed."""
     data = read_bytes(path, MAX_FILE_BYTES, "split it into several files in a folder")
-    _refuse_other_formats(data, path)
     arrays = parse_arrays(data, path)
     if not {"logits", "target"} <= arrays.keys() <= {*ARRAY_NAMES}:
         raise CalibrateError(
@@ -333,36 +330,3 @@ def _unchanged(file: RowsOrPath, digest: str) -> Rows:
     if current != digest:
         raise CalibrateError(f"{file} changed while it was in use; run the command again")
     return rows
-
-
-WRITE_NPZ = (
-    'write logits and target into one: numpy.savez("mine.npz", logits=logits, target=target)'
-)
-_SAVE_TABLE = 'numpy.savez("mine.npz", target=x.pop("target"), logits=x)'
-# By suffix of other formats: the call that reads a file as x, and the one that writes x.
-_CONVERTED_BY = {
-    ".csv": ("pandas.read_csv", _SAVE_TABLE),
-    ".parquet": ("pandas.read_parquet", _SAVE_TABLE),
-    ".safetensors": ("safetensors.numpy.load_file", 'numpy.savez("mine.npz", **x)'),
-}
-_UNPACKED_BY = {".gz": "gunzip", ".xz": "unxz", ".bz2": "bunzip2", ".zst": "unzstd"}
-
-
-def _refuse_other_formats(data: bytes, path: Path) -> None:
-    """Raises CalibrateError with a remedy for other formats and for packed files."""
-    if path.suffix in _CONVERTED_BY:
-        read, save = _CONVERTED_BY[path.suffix]
-        raise CalibrateError(
-            f"{path} is a {path.suffix} file; convert it, if its arrays or columns are logits and "
-            f'target: x = {read}("{path.name}"); {save}'
-        )
-    if data.startswith(np.lib.format.MAGIC_PREFIX):
-        raise CalibrateError(f"{path} holds one array without a name; {WRITE_NPZ}")
-    if path.suffix in _UNPACKED_BY:
-        raise CalibrateError(
-            f"{path} is compressed; unpack it first: {_UNPACKED_BY[path.suffix]} {path}"
-        )
-    if path.suffix == ".zip":
-        raise CalibrateError(
-            f"{path} is a zip archive; unpack it first, and give the folder with its .npz files"
-        )
