@@ -57,7 +57,6 @@ def collect_from_head(
     jobs: Jobs = ONE_PROCESS,
     *,
     unit_sizes: UnitSizes = UNIT_SIZES,
-    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> RowCollection:
     """Runs a head on inputs of every size and keeps a sample of the rows, or the misranked ones.
 
@@ -73,16 +72,15 @@ def collect_from_head(
       folder: of the collection, new or existing.
       max_bytes: of the folder; each unit of work keeps the rows with the lowest hashes.
       progress: advances after each unit, by its number of items.
-      keep: "all", at most `max_kept` good rows of each size; or "misranked".
+      keep: "all", at most MAX_KEPT_OF_ALL good rows of each size; or "misranked".
       jobs: processes or cluster that run the units; each unit writes its own shard.
       unit_sizes: amount of work of a unit; another value makes another collection.
-      max_kept: number of good rows of each size that are kept if all are candidates.
     Raises:
       CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
         died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    plan = plan_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes, max_kept)
+    plan = plan_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes)
     return _write_collection(plan, Path(folder), progress, jobs)
 
 
@@ -127,7 +125,6 @@ def plan_head(
     max_bytes: int,
     keep: str,
     unit_sizes: UnitSizes = UNIT_SIZES,
-    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> CollectionPlan:
     """Plans the collection of a head; see `collect_from_head`."""
     sizes = sorted(set(sizes))
@@ -147,7 +144,7 @@ def plan_head(
     )
     sets_of_targets = np.asarray(getattr(batch, "target", None)).ndim > 1
     bytes_of_row = {size: row_bytes(size, sets_of_targets) for size in sizes}
-    quotas = unit_quotas(units, keep, max_bytes, bytes_of_row, max_kept)
+    quotas = unit_quotas(units, keep, max_bytes, bytes_of_row)
     sent, per_piece, misranked_only = head_to_send(head), unit_sizes.items_per_piece, keep != "all"
     sources = [HeadSource(sent, seed, per_piece, misranked_only, quotas[unit]) for unit in units]
     configuration = _with_limits(configuration, max_bytes, keep)

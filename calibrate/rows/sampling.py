@@ -51,14 +51,13 @@ def unit_quotas(
     keep: str,
     max_bytes: int,
     bytes_of_row: Mapping[int, int],
-    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> dict[Unit, int]:
     """The number of rows that each unit of a head may keep, so that all files fit in max_bytes.
 
     A unit asks for its share of the rows of its size. Every unit gets the same number of bytes, and
     what a unit does not need goes to the others.
     """
-    requested = _requested_rows(units, keep, max_kept)
+    requested = _requested_rows(units, keep)
     overhead = _overhead(len(units), len(bytes_of_row), 1)
     bytes_requested = [n * bytes_of_row[unit.size] for unit, n in requested.items()]
     bytes_per_unit = fair_share(bytes_requested, max_bytes - overhead)
@@ -70,7 +69,7 @@ def unit_quotas(
     }
 
 
-def _requested_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Unit, int]:
+def _requested_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
     """The number of rows that each unit keeps without a limit on bytes."""
     sets: Counter[int] = Counter()
     for unit in units:
@@ -78,7 +77,7 @@ def _requested_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Uni
     requested = {}
     for unit in units:
         count = sets[unit.size]
-        most = min(count, max_kept) if keep == "all" else count
+        most = min(count, MAX_KEPT_OF_ALL) if keep == "all" else count
         requested[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
     return requested
 

@@ -23,8 +23,14 @@ from calibrate.rows.likelihood_profile import log_p
 from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rows import BAD, check_bad_rows, head_label, known_index, target_logit
-from calibrate.rows.run_head import attended_pieces, one_ahead
-from calibrate.rows.units import UNIT_SIZES, Unit, UnitSizes, plan_units
+from calibrate.rows.units import (
+    UNIT_SIZES,
+    Unit,
+    UnitSizes,
+    attended_pieces,
+    one_ahead,
+    plan_units,
+)
 from calibrate.store.fit import Fit, identity
 
 EVALUATE_STREAM = "evaluate"  # of inputs; `collect` draws from another one

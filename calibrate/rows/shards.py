@@ -20,9 +20,8 @@ from calibrate.rows.logits_checks import check_no_probabilities, in_float32
 from calibrate.rows.logits_files import RowsOfFiles
 from calibrate.rows.manifest import ShardEntry, require
 from calibrate.rows.rows import Examined, Rows, examine_rows, parse_rows
-from calibrate.rows.run_head import attended_pieces, one_ahead
 from calibrate.rows.sampling import lowest_hashes
-from calibrate.rows.units import Unit
+from calibrate.rows.units import Unit, attended_pieces, one_ahead
 
 COLLECT_STREAM = "collect"  # of inputs; `evaluate` draws from another one
 

@@ -1,8 +1,14 @@
-"""Units of work: parts of the rows of one size, each with a seed of its own."""
+"""Units of work: parts of the rows of one size, each with a seed, and a head that runs on them."""
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+
+from calibrate.rows.heads import Head, call_member, check_batch, check_logits
 
 
 @dataclass(frozen=True)
@@ -45,3 +51,32 @@ def unit_seed(stream: str, seed: int, unit: Unit) -> int:
     """First 8 bytes of sha256("stream|seed|size|unit"): streams share no input."""
     text = f"{stream}|{seed}|{unit.size}|{unit.number}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def attended_pieces(
+    head: Head,
+    stream: str,
+    seed: int,
+    unit: Unit,
+    items_per_piece: int = UNIT_SIZES.items_per_piece,
+) -> Iterator[tuple[slice, Any, Any]]:
+    """Runs a head on a unit, piece by piece: (slice of the unit's rows, batch, attended)."""
+    batch = call_member(head, "sample", unit_seed(stream, seed, unit), unit.size, unit.sets)
+    check_batch(head, batch, unit.size, unit.sets)
+    per_piece = max(1, items_per_piece // unit.size)
+    for start in range(0, unit.sets, per_piece):
+        part = slice(start, min(start + per_piece, unit.sets))
+        piece = jax.tree.map(itemgetter(part), batch)
+        attended = call_member(head, "attend", piece)
+        check_logits(head, attended, unit.size, part.stop - part.start)
+        yield part, piece, attended
+
+
+def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the same items, each after the next is made: JAX then computes in the background."""
+    iterator = iter(items)
+    for current in iterator:
+        for following in iterator:
+            yield current
+            current = following
+        yield current

@@ -22,8 +22,7 @@ from scipy.special import entr, softmax
 import calibrate
 from calibrate.report.plot_style import new_figure, own_style, save_figure
 from calibrate.rows.heads import load_head
-from calibrate.rows.run_head import attended_pieces
-from calibrate.rows.units import Unit
+from calibrate.rows.units import Unit, attended_pieces
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.store.references import published_store
