@@ -69,9 +69,7 @@ class TokenBatch(NamedTuple):
     examples: list[Example]
 
 
-def length_batches(
-    examples: ExampleSet, indices: Iterable[int], max_tokens: int = TOKENS_AT_ONCE
-) -> Iterator[TokenBatch]:
+def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[TokenBatch]:
     """Divides examples into batches of equal length, in their order for each length.
 
     A window of text is a batch of its own.
@@ -81,7 +79,7 @@ def length_batches(
         key = len(example.tokens), examples.is_text(example)
         members.setdefault(key, []).append((place, example))
     for (length, is_text), alike in members.items():
-        size = 1 if is_text else max(1, max_tokens // length)
+        size = 1 if is_text else max(1, TOKENS_AT_ONCE // length)
         for first in range(0, len(alike), size):
             places, batch = zip(*alike[first : first + size], strict=True)
             yield TokenBatch([*places], [*batch])
@@ -231,15 +229,6 @@ class ScoringUnit(NamedTuple):
     indices: Sequence[int]
 
 
-class _Pass(NamedTuple):
-    """A batch of a unit, under some of its rules."""
-
-    unit: int
-    rules: range  # their numbers in the unit
-    batch: TokenBatch
-    is_text: bool
-
-
 def score_baseline(
     runner: Runner, examples: ExampleSet, indices: Sequence[int], progress: Progress = SILENT
 ) -> Scores:
@@ -258,7 +247,6 @@ def score_fits(
     cache: ResultCache = NO_CACHE,
     progress: Progress = SILENT,
     unit_tokens: int = UNIT_TOKENS,
-    max_tokens: int = TOKENS_AT_ONCE,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.apply` applies it.
 
@@ -269,7 +257,6 @@ def score_fits(
       fits: by label.
       progress: as in `score_units`.
       unit_tokens: of a unit, about.
-      max_tokens: of a batch.
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or a result cannot be written.
       CoefficientsError: a fit names layers or heads that the model lacks, or some attention of the
@@ -297,7 +284,7 @@ def score_fits(
             ScoringUnit([fits[label] for label in labels], unit)
             for labels, unit in zip(absent, units, strict=True)
         ]
-        score_units(runner, examples, to_score, keep, progress, max_tokens)
+        score_units(runner, examples, to_score, keep, progress)
     return {label: Scores.joined([known[label, i] for i in range(len(units))]) for label in fits}
 
 
@@ -307,52 +294,46 @@ def score_units(
     units: Sequence[ScoringUnit],
     done: Callable[[int, int, Scores], None],
     progress: Progress = SILENT,
-    max_tokens: int = TOKENS_AT_ONCE,
 ) -> None:
-    """Scores units of work.
-
-    One task scores text under the baseline and as many rules as make up two batches of
-    `max_tokens` with it, so that the baseline is passed less often.
+    """Scores units of work; a task scores a batch under all rules of its unit.
 
     Args:
       done: called with the numbers of a unit and of a rule in it, and the scores.
       progress: advances after each batch under each rule, by its tokens.
-      max_tokens: of a batch.
     """
     scores = [[Scores.empty(len(unit.indices)) for _ in unit.rules] for unit in units]
     passes = [
-        x for number, unit in enumerate(units) for x in _plan(examples, number, unit, max_tokens)
+        (number, batch)
+        for number, unit in enumerate(units)
+        for batch in length_batches(examples, unit.indices)
+        if unit.rules
     ]
-    n_left = Counter((x.unit, rule) for x in passes for rule in x.rules)
+    n_left = Counter(number for number, _ in passes)
 
-    def store(number: int, by_rule: list[Scores]) -> None:
-        unit, rules, batch, _ = passes[number]
-        for rule, batch_scores in zip(rules, by_rule, strict=True):
-            scores[unit][rule].put(batch.places, batch_scores)
-            n_left[unit, rule] -= 1
-            if not n_left[unit, rule]:
-                done(unit, rule, scores[unit][rule])
-        for _ in rules:
+    def store(task: int, by_rule: list[Scores]) -> None:
+        number, batch = passes[task]
+        for rule, batch_scores in enumerate(by_rule):
+            scores[number][rule].put(batch.places, batch_scores)
+        n_left[number] -= 1
+        if not n_left[number]:
+            for rule, rule_scores in enumerate(scores[number]):
+                done(number, rule, rule_scores)
+        for _ in by_rule:
             progress.advance(count_tokens(batch.examples))
 
     tasks = [
-        partial(_score_pass, x.batch.examples, x.is_text, [units[x.unit].rules[i] for i in x.rules])
-        for x in passes
+        partial(
+            _score_batch_under_rules,
+            batch.examples,
+            examples.is_text(batch.examples[0]),
+            units[number].rules,
+        )
+        for number, batch in passes
     ]
     runner.run(tasks, store)
 
 
-def _plan(examples: ExampleSet, number: int, unit: ScoringUnit, max_tokens: int) -> Iterator[_Pass]:
-    """The passes of a unit."""
-    rules = range(len(unit.rules))
-    for batch in length_batches(examples, unit.indices, max_tokens):
-        is_text = examples.is_text(batch.examples[0])
-        size = max(1, 2 * max_tokens // count_tokens(batch.examples) - 1) if is_text else 1
-        for first in range(0, len(rules), size):
-            yield _Pass(number, rules[first : first + size], batch, is_text)
-
-
-def _score_pass(
+def _score_batch_under_rules(
     batch: list[Example], is_text: bool, rules: Sequence[Fit | None], loaded: Loaded
 ) -> list[Scores]:
     """The scores of a batch under each rule."""
