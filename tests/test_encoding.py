@@ -201,9 +201,3 @@ def test_a_rendered_chat_has_one_bos():
     own = tokenizer.apply_chat_template([user, assistant], return_dict=False)
     assert [*before, *behind] == own[:-1]  # but for the line's end
     assert before.count(1) == 1
-
-
-def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
-    for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
-        tokens, text = encoder(kind), "a code 12 34"
-        assert tokens.ids(text[:6]) + tokens.ids_within(text[6:]) == tokens.ids(text)

@@ -26,19 +26,18 @@ class Words:
     is_fast, eos_token_id = True, None
 
     def __init__(self, begin=()):
-        self.begin, self.texts = begin, []
+        self.begin = begin
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
-        self.texts.append(text)
         ids = [int(word) for word in text.split()]
         return {"input_ids": [*self.begin, *ids] if add_special_tokens else ids}
 
 
-def cut(words, lengths, most, tokenizer=None, **limits):
+def cut(words, lengths, most, tokenizer=None):
     """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
     encoder = Encoder(tokenizer or Words(), None, words + 1)
-    return text.cut_windows(encoder, lengths, most, **limits)
+    return text.cut_windows(encoder, lengths, most)
 
 
 def windows(words, lengths, most, begin=()):
@@ -149,28 +148,12 @@ def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
     assert min(cuts[0][2]) == 1
 
 
-@pytest.mark.parametrize(("words", "most"), [(5_000, 3), (5_000, 20), (700, 30)])
-def test_a_long_text_is_tokenized_only_as_far_as_needed(words, most):
-    from_whole, tokenizer = windows(words, [8, 64], most), Words()
-    from_parts = described(cut(words, [8, 64], most, tokenizer, max_whole=2_000))
-    assert max(map(len, tokenizer.texts)) <= 8 * 64
-    assert len(from_parts) == len(from_whole)
-    for (*of_part, tokens), (*of_whole, others) in zip(from_parts, from_whole, strict=True):
-        length, _ = of_part
-        assert of_part == of_whole
-        assert tokens == set(range(min(tokens), min(tokens) + length))
-        assert abs(min(tokens) - min(others)) < 2 * words / most
-    if words == 5_000 and most == 3:
-        assert sum(map(len, tokenizer.texts)) < 2_000
-
-
 @pytest.mark.parametrize("kind", ["llama-2", "metaspace", "bytes", "bytes-around", "words"])
-@pytest.mark.parametrize("max_whole", [1 << 20, 100])
-def test_windows_are_pieces_of_the_text_behind_the_prefix(kind, max_whole):
-    """Pieces of a long text have no space between them, and no token that ends texts."""
+def test_windows_are_pieces_of_the_text_behind_the_prefix(kind):
+    """They have no token that ends texts."""
     words, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
     begin = words.prefix
-    windows = TextFile(Path("text.txt"), text, "").cut_windows(words, [6, 12], 9, max_whole)
+    windows = TextFile(Path("text.txt"), text, "").cut_windows(words, [6, 12], 9)
     for x in windows.examples:
         assert x.tokens[: len(begin)].tolist() == begin
         rest = x.tokens[len(begin) :].tolist()

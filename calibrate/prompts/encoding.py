@@ -147,10 +147,6 @@ class Encoder:
         """The ids of a text."""
         return list(self._encode(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def ids_within(self, piece: str) -> list[int]:
-        """The ids that a piece of a text, which is cut before a space, has within the text."""
-        return self.ids_without_prefix(piece.removeprefix(" ") if self._doubles_space else piece)
-
     def ids_without_prefix(self, text: str) -> list[int]:
         """The ids of a text without the tokens that begin every text."""
         ids, prefix = self.ids(text), self.prefix
@@ -160,15 +156,6 @@ class Encoder:
         """Ids with the tokens that begin every text, which are not repeated."""
         prefix = self.prefix
         return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
-
-    @cached_property
-    def _doubles_space(self) -> bool:
-        """True if the tokenizer puts a space before a text that begins with one."""
-        for word in _PROBES:
-            with suppress(CalibrateError):  # the vocabulary lacks it
-                alone, both = self.ids(word), self.ids(f"{word} {word}")
-                return both == 2 * alone != [*alone, *self.ids(f" {word}")]
-        return False
 
     def _encode(self, text: str, **options: bool) -> Any:
         try:

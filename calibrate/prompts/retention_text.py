@@ -6,9 +6,9 @@ log n would spend the whole KL budget on the last tokens. Each text belongs to a
 package has nine domains of some 2,900 tokens each, in `text/`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,7 @@ from calibrate.prompts.examples import Cell, ExampleSet
 from calibrate.storage.fingerprints import sha256_of
 from calibrate.storage.npz import read_bytes
 
-MAX_TEXT_BYTES = 1 << 26
-# Characters that are tokenized as a whole: a tokenizer takes 150 times as much memory.
-MAX_WHOLE = 1 << 20
-MAX_CHARACTERS = 8  # of most tokens
+MAX_TEXT_BYTES = 1 << 22  # a tokenizer takes 150 times as much memory
 DEFAULT_DOMAIN = "text"  # of a single file
 BUILT_IN_FOLDER = Path(__file__).parent / "text"  # a file for each domain, written for this use
 MAX_BUILT_IN = 1024  # tokens of a window of the built-in text
@@ -36,9 +33,7 @@ class TextFile(NamedTuple):
     digest: str
     domain: str = DEFAULT_DOMAIN
 
-    def cut_windows(
-        self, encoder: Encoder, lengths: Sequence[int], most: int, max_whole: int = MAX_WHOLE
-    ) -> ExampleSet:
+    def cut_windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
         """Cuts windows of each length from segments that are spread evenly over the text.
 
         A segment is as long as the longest window, and all of its windows are in one split (see
@@ -47,17 +42,13 @@ class TextFile(NamedTuple):
         Args:
           lengths: of windows, tokens.
           most: the largest number of windows of each length.
-          max_whole: characters above which only as much of the text as needed is tokenized.
         Raises:
           CalibrateError: the text is shorter than a window.
         """
         prefix = encoder.prefix
         sizes = [length - len(prefix) for length in lengths]
         longest = max(1, *sizes)
-        if len(self.text) > max_whole:
-            ids = self._encode_segments(encoder, longest, most)
-        else:
-            ids = encoder.ids_without_prefix(self.text)
+        ids = encoder.ids_without_prefix(self.text)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -73,28 +64,6 @@ class TextFile(NamedTuple):
                 tokens = [*prefix, *ids[first : first + size]]
                 windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))
         return ExampleSet(tuple(Cell(self.domain, n, True) for n in lengths), tuple(windows))
-
-    def _encode_segments(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The ids of as many segments of a long text as are needed, spread over it."""
-        pieces, n = list(_split_text(self.text, MAX_CHARACTERS * size)), most
-        while n < len(pieces):
-            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last piece may be short
-            segments = [encoder.ids_within(pieces[i])[:size] for i in chosen]
-            full = [segment for segment in segments if len(segment) == size]
-            if len(full) >= most:
-                return np.concatenate(full)
-            n *= 2
-        return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
-
-
-def _split_text(text: str, size: int) -> Iterator[str]:
-    """Splits a text before spaces, into pieces of at most `size` characters."""
-    first = 0
-    while first < len(text):
-        space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
-        last = space if space > 0 else first + size
-        yield text[first:last]
-        first = last
 
 
 def _first_tokens(segments: np.ndarray, per_segment: int, size: int, most: int) -> list[int]:
