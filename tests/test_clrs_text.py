@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import small_models
 import torch
-from clrs_text_results import difference, draw_differences, estimate, markdown, means
+from clrs_text_results import difference, draw_differences, markdown, means
 from clrs_text_task import PIECES, SPAN, TASKS
+from small_models import mean_and_error
 from study_pages import STUDIES, assert_tables_are, record_of
 
 # What dm-clrs 2.0.3 gives, and the answer here.
@@ -142,7 +143,7 @@ def test_the_error_of_a_mean_over_seeds_has_the_variance_of_models_and_prompts()
     rng = np.random.default_rng(0)
     model, prompt = rng.normal(0, 0.1, (4_000, 3, 1)), rng.normal(0, 0.5, (4_000, 3, 50))
     of_seeds = np.transpose(means(np.moveaxis(model + prompt, 0, 1)))  # (studies, seeds)
-    errors = estimate(of_seeds.T)[1]
+    errors = mean_and_error(of_seeds.T)[1]
     assert np.mean(errors**2) == pytest.approx((0.1**2 + 0.5**2 / 50) / 3, rel=0.05)
 
 

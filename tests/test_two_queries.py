@@ -61,7 +61,7 @@ def test_the_page_has_the_paired_differences_of_the_record(study):
     def cost(arm, size):
         arms = study["accuracies_by_arm"](RECORD, 2)
         lost = arms["baseline"]["many"] - arms[arm]["many"]
-        mean, error = study["mean_and_error"](lost)
+        mean, error = study["mean_and_error"](100 * lost)
         place = RECORD["sizes"].index(size)
         return f"{mean[place]:.1f} ± {error[place]:.1f} points"
 

@@ -1,6 +1,5 @@
 """Heads: the protocol of a head, its checks, and loading a head by its reference."""
 
-import difflib
 import importlib
 import re
 import sys
@@ -18,7 +17,6 @@ WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_DOTTED = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
 _HOW_TO_DEBUG = f"the traceback (`{command('', debug=True)}`) shows the place"
 
 
@@ -147,12 +145,8 @@ def _load(reference: str, folder: Path) -> Head:
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS_FOLDER / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):
-        near = difflib.get_close_matches(reference, built_in_heads(), n=1)
-        if dotted := _DOTTED.fullmatch(reference):
-            near = [f"{dotted[1]}:{dotted[2]}"]
-        meant = f"did you mean {near[0]}? U" if near else "u"
         raise CalibrateError(
-            f"no head is named {reference!r}; {meant}se one of {', '.join(built_in_heads())}, "
+            f"no head is named {reference!r}; give one of {', '.join(built_in_heads())}, "
             "module:attribute of a head of yours, or a weights file (.npz) of "
             "scripts/studies/train_heads.py"
         )

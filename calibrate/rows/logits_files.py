@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,9 +85,8 @@ class Arrays:
     columns: tuple[str, ...]  # names in OPTIONAL_COLUMNS that the files have
     sets_of_targets: bool  # some row has several targets
     has_mask: bool
-    has_weight: np.ndarray  # (rows that were given,) bool, True where the weight is not 0
     without_weight: int  # number of rows of weight 0
-    bad: Mapping[str, int]  # counts of BAD and `rows` of all rows, also after `only`
+    bad: Mapping[str, int]  # counts of BAD, and of all rows
     file: np.ndarray  # number of the file
     row: np.ndarray  # in the file
     n_items: np.ndarray  # unmasked items
@@ -188,11 +187,6 @@ class Arrays:
         columns = {name: getattr(self, name)[places] for name in self.columns}
         return RowsOfFiles(files, columns, size, self.sets_of_targets)
 
-    def only(self, chosen: np.ndarray) -> "Arrays":
-        """Some of the rows, by (rows,) bool in the order of the files."""
-        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
-        return replace(self, without_weight=0, **some)
-
 
 def _record_files(
     subject: str, files: Sequence[RowsOrPath], checked: Iterable[CheckedFile]
@@ -216,7 +210,7 @@ def _record_files(
         tables.append(_file_table(number, rows))
     columns = _common_columns(optional, subject)
     warn_of_masks(f"{subject} has", n_masked)
-    table, has_weight = _join_tables(tables, subject)
+    table, without_weight = _join_tables(tables, subject)
     bad = np.bincount(table["bad_reason"], minlength=1 + len(BAD))[1:]
     return Arrays(
         name=subject,
@@ -226,8 +220,7 @@ def _record_files(
         columns=columns,
         sets_of_targets=several,
         has_mask=has_mask,
-        has_weight=has_weight,
-        without_weight=int((~has_weight).sum()),
+        without_weight=without_weight,
         bad={**dict(zip(BAD, bad.tolist(), strict=True)), "rows": len(table["row"])},
         **table,
     )
@@ -235,8 +228,8 @@ def _record_files(
 
 def _join_tables(
     tables: Sequence[dict[str, np.ndarray]], subject: str
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The columns of all rows that have a weight; and (rows,) bool, True for these.
+) -> tuple[dict[str, np.ndarray], int]:
+    """The columns of all rows that have a weight, and the number of the others.
 
     Raises:
       CalibrateError: there is no row.
@@ -248,7 +241,8 @@ def _join_tables(
     has_weight = joined["weight"] > 0
     if not has_weight.any():
         raise UnusableRowsError(f"{subject} has no row of any weight; give some")
-    return {name: column[has_weight] for name, column in joined.items()}, has_weight
+    weighed = {name: column[has_weight] for name, column in joined.items()}
+    return weighed, int((~has_weight).sum())
 
 
 def _common_columns(optional: set[tuple[str, ...]], subject: str) -> tuple[str, ...]:

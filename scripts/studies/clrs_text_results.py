@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from clrs_text_task import TASKS
+from small_models import mean_and_error
 
 from calibrate.report.plot_style import (
     OTHERS,
@@ -56,14 +57,6 @@ def means(of_seeds: Sequence) -> list[list[float]]:
     return np.asarray(of_seeds, float).mean(axis=2).round(4).tolist()
 
 
-def estimate(of_seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths,) the mean of seeds, and its standard error.
-
-    Each seed has a model and prompts of its own, so the error has both variances.
-    """
-    return of_seeds.mean(axis=0), of_seeds.std(axis=0, ddof=1) / np.sqrt(len(of_seeds))
-
-
 def difference(arms: Mapping, pair: tuple[str, str], measure: str) -> np.ndarray:
     """(seeds, lengths) of all tasks: the first arm less the second."""
     one, other = (np.mean([arms[arm][task][measure] for task in TASKS], axis=0) for arm in pair)
@@ -83,12 +76,12 @@ def markdown(record: dict) -> list[str]:
     """Exact match by arm, and of the baseline by task; differences of arms over all tasks."""
     lines = head_rows("exact match, %: mean of six tasks", record["lengths"])
     lines += [
-        row(LABELS[arm], estimate(mean_of_tasks(record["arms"], arm)), ".1f") for arm in MEANS
+        row(LABELS[arm], mean_and_error(mean_of_tasks(record["arms"], arm)), ".1f") for arm in MEANS
     ]
     lines += ["", *head_rows("exact match, %: baseline", record["lengths"])]
     for task in TASKS:
         found = 100 * np.array(record["arms"]["plain"][task]["right"])
-        lines.append(row(task, estimate(found), ".0f"))
+        lines.append(row(task, mean_and_error(found), ".0f"))
     for measure, title, scale, digits in (
         ("right", "exact match, points: all tasks", 100, "+z.1f"),
         ("log_p", "log-likelihood, nats per token: all tasks", 1, "+z.3f"),
@@ -96,7 +89,7 @@ def markdown(record: dict) -> list[str]:
         lines += ["", *head_rows(title, record["lengths"])]
         for pair in PAIRS:
             found = scale * difference(record["arms"], pair, measure)
-            lines.append(row(pair_label(pair), estimate(found), digits))
+            lines.append(row(pair_label(pair), mean_and_error(found), digits))
     return lines
 
 
@@ -117,7 +110,7 @@ def draw_differences(path: Path, record: dict) -> None:
     figure = new_figure(7.4, 4.6)
     ax = figure.add_subplot()
     for i, (pair, (colour, marker, dash)) in enumerate(PAIRS.items()):
-        mean, error = estimate(100 * difference(record["arms"], pair, "right"))
+        mean, error = mean_and_error(100 * difference(record["arms"], pair, "right"))
         lengths = np.array(record["lengths"]) * 2 ** (0.03 * (i - 1.5))  # side by side
         ax.errorbar(lengths, mean, error, color=colour, marker=marker, ms=4, lw=1.4, ls=dash,
                     capsize=2, label=pair_label(pair))  # fmt: skip

@@ -105,7 +105,9 @@ def on_one_core(step: Callable, trial: object):
     return step(trial)
 
 
-def mean_and_error(accuracy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error over seeds of accuracies (seeds, sizes), per cent."""
-    error = accuracy.std(axis=0, ddof=1) / np.sqrt(len(accuracy))
-    return 100 * accuracy.mean(axis=0), 100 * error
+def mean_and_error(of_seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(sizes,) the mean of seeds (seeds, sizes), and its standard error.
+
+    Each seed has a model and inputs of its own, so that the error has both variances.
+    """
+    return of_seeds.mean(axis=0), of_seeds.std(axis=0, ddof=1) / np.sqrt(len(of_seeds))

@@ -303,7 +303,7 @@ def markdown(record: dict) -> list[str]:
             lines += [f"| {heads} heads, query “{kind}”, n | " + " | ".join(sizes) + " |"]
             lines += ["| --- |" + " ---: |" * len(sizes)]
             for arm, accuracies_of in accuracies_by_arm(record, heads).items():
-                mean, error = mean_and_error(accuracies_of[kind])
+                mean, error = mean_and_error(100 * accuracies_of[kind])
                 cells = [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
                 lines.append(f"| {LABELS[arm]} | " + " | ".join(cells) + " |")
             lines.append("")
@@ -316,7 +316,7 @@ def draw_accuracy(path: Path, record: dict) -> None:
     axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
     for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
         for arm, (colour, marker, dash) in SHOWN.items():
-            mean, error = mean_and_error(accuracies_by_arm(record, heads)[arm][kind])
+            mean, error = mean_and_error(100 * accuracies_by_arm(record, heads)[arm][kind])
             ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
                         lw=1.6, capsize=2, label=LABELS[arm])  # fmt: skip
         sizes_axis(ax, record["sizes"])
