@@ -21,7 +21,7 @@ from calibrate.core.rule import (
 )
 from calibrate.jax import attention
 from calibrate.report.rules import rule_curve, size_curves
-from calibrate.rows.score import attention_weights
+from calibrate.rows.score import betas_of_rows, softmax_at
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
@@ -166,7 +166,8 @@ def test_estimator_and_evaluation(kind):
     estimator = calibrate.SoftmaxCalibrator()
     estimator.coefficients_, estimator.n_features_in_ = FITS[kind], 3
     np.testing.assert_allclose(estimator.predict_proba(ROWS), RIGHT, rtol=1e-12)
-    weights = attention_weights(ROWS.astype(np.float32), [FITS[kind]])[:, 0]
+    z = ROWS.astype(np.float32)
+    weights = softmax_at(z, betas_of_rows(z, [FITS[kind]]))[:, 0]
     np.testing.assert_allclose(weights, RIGHT, rtol=2e-5)
 
 

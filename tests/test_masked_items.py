@@ -13,7 +13,7 @@ import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.jax import attention
 from calibrate.rows.logits_checks import in_float32
-from calibrate.rows.score import attention_weights
+from calibrate.rows.score import betas_of_rows, softmax_at
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
@@ -66,7 +66,8 @@ def expected(fit):
 
 def by_rows(fit):
     z, _ = in_float32(LOGITS, WHERE)
-    return attention_weights(np.where(WHERE, z, -np.inf).astype("float32"), [fit])[:, 0]
+    z = np.where(WHERE, z, -np.inf).astype("float32")
+    return softmax_at(z, betas_of_rows(z, [fit]))[:, 0]
 
 
 def by_estimator(fit):

@@ -9,7 +9,7 @@ from calibrate.core.rule import RuleForm
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
 from calibrate.rows.logits_checks import in_float32
-from calibrate.rows.score import attention_weights
+from calibrate.rows.score import betas_of_rows
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
@@ -70,7 +70,7 @@ def test_scores_of_a_head_leave_finite_masks_out():
     masked = np.arange(16) >= 4
     rules = [Fit(RuleForm.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
     ours, exact = (
-        attention_weights(in_float32(np.where(masked, np.float32(fill), z))[0], rules)
+        betas_of_rows(in_float32(np.where(masked, np.float32(fill), z))[0], rules)
         for fill in (-1e4, -np.inf)
     )
     np.testing.assert_array_equal(ours, exact)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
@@ -21,19 +20,11 @@ from commands import call, refusal
 from fake_progress import Told
 from tiny_causal import SIZES, causal_model, save
 
-from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.export.numerical_check import queries_without_weights
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.prompts import examples as files
-from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.prompts.retrieval_task import (
-    PROMPT_TEMPLATES,
-    draw_facts,
-    longest_example,
-    make_retrieval_examples,
-    write_prompt,
-)
 from calibrate.rows.collection import open_collection
 from calibrate.rows.manifest import entry_of
 from calibrate.storage.npz import pack_arrays, parse_arrays
@@ -75,53 +66,6 @@ def kept(model, tmp_path_factory):
     collect_examples(plan(model, OF_KEPT), folder)
     assert Path(folder, files.scores_name(3)).exists()
     return folder
-
-
-# --- the built-in task ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    folder = ModelFolder(model)
-    return Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
-
-
-@pytest.mark.parametrize("name", PROMPT_TEMPLATES)
-def test_the_asked_fact_is_anywhere_among_similar_ones(name, encoder):
-    positions, template = [], PROMPT_TEMPLATES[name]
-    for seed in range(200):
-        prompt, answer = write_prompt(template, seed, 8)
-        facts = draw_facts(template, np.random.default_rng(seed), 8)
-        asked, *others = facts
-        lines = [template.fact.format(**fact._asdict()) for fact in facts]
-        positions.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
-        question = prompt[max(prompt.index(line) + len(line) for line in lines) :]
-        assert answer == template.answer.format(value=asked.value)
-        assert asked.value not in question
-        assert asked.a in [fact.a for fact in others]  # each half of the key is in another one
-        assert asked.b in [fact.b for fact in others]
-    counts = np.bincount(np.array(positions), minlength=8)
-    assert len(counts) == 8
-    assert counts.min() > 10  # of 25 in the mean
-    assert 0 not in encoder.ids(prompt + answer)  # the tests' tokenizer knows all words
-
-
-def test_templates_differ_and_four_are_for_test():
-    assert list(PROMPT_TEMPLATES)[-4:] == ["json", "list", "questions", "phones"]
-    templates = PROMPT_TEMPLATES.values()
-    assert len({(t.fact, t.separator) for t in templates}) == len(PROMPT_TEMPLATES) >= 16
-
-
-def test_an_example_is_as_long_as_fits_and_each_asks_for_another_fact(encoder):
-    for length, guess in ((40, 30), (100, 9), (250, 1)):
-        example, n_facts = longest_example(encoder, "numbers", 5, length, guess)
-        assert len(example.tokens) <= length
-        more = encoder.pair(*write_prompt(PROMPT_TEMPLATES["numbers"], 5, n_facts + 1))
-        assert sum(map(len, more)) > length
-    with pytest.raises(CalibrateError, match="template json .* 10"):
-        longest_example(encoder, "json", 5, 10, 1)
-    examples = make_retrieval_examples(encoder, ["numbers"], [64, 96], 8, 0).examples
-    assert len({tuple(x.tokens[x.start - 4 : x.start]) for x in examples}) == 16
 
 
 # --- collections ----------------------------------------------------------------------------------
@@ -240,57 +184,6 @@ def test_sharded_weights_and_bfloat16(model):
     index.write_text(text)  # an old index beside the weights is not read
     files = [file.name for file in ModelFolder(Path("sharded")).files]
     assert files == ["model.safetensors", "config.json"]
-
-
-# --- tokenizers -----------------------------------------------------------------------------------
-
-
-def test_few_unknown_tokens_are_a_warning_and_many_are_refused(model):
-    def warnings_of(**words):
-        lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
-        spec = ExampleSpec(write_lines("p.jsonl", lines))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan(model, spec)
-        return [str(warning.message) for warning in caught]
-
-    assert warnings_of() == []
-    (line,) = warnings_of(prompt="Where does Ada Xyz live?")
-    assert "8.3%" in line
-    assert "prompts of p.jsonl" in line
-    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0% .*prompts"),
-                         ({"answer": " Xyz"}, r"50\.0% .*answers")):  # fmt: skip
-        with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
-            warnings_of(**words)
-    write_lines("text.txt", ["The apple is on Xyz. " * 40])
-    with pytest.raises(QualityError, match="16.2% .*text.txt"):
-        collected(model, templates=(), text=Path("text.txt"))
-
-
-def test_a_tokenizer_without_english_is_a_warning_and_gives_no_retention_text(model):
-    spec = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        job = plan(model, spec)
-    (warning,) = caught
-    assert str(warning.message).startswith("no retention text: ")
-    assert not any(cell.text for cell in job.examples.cells)
-
-
-def test_tokenizers_without_an_unknown_token(model):
-    """That of bytes names its end as the unknown token; a list of words may have none."""
-    end = "<|endoftext|>"
-    letters = {end: 0, **{c: i for i, c in enumerate("abcdefgh", 1)}}
-    of_bytes = transformers.GPT2Tokenizer(vocab=letters, merges=[], unk_token=end, eos_token=end)
-    assert Encoder(of_bytes, None, 9).unknown is None
-    assert Encoder(ModelFolder(model).tokenizer(), None, 9).unknown == "[UNK]"
-    path = model / "tokenizer.json"
-    folder = Path(shutil.copytree(model, "none"))
-    bare = path.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "[NONE]"')
-    (folder / "tokenizer.json").write_text(bare)
-    prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
-    with pytest.raises(CalibrateError, match="tokenizer"):
-        plan(folder, ExampleSpec(prompts))
 
 
 # --- refusals of the command ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
 from calibrate.rows import units
 from calibrate.rows.heads import load_head
-from calibrate.rows.score import attention_weights, log_p_of_target, score_head, softmax_at
+from calibrate.rows.score import betas_of_rows, log_p_of_target, score_head, softmax_at
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_siz
         calibrate.load("max-retrieval"), by_size, by_both, calibrate.load("paper"), make_fit(),
         calibrate.identity(), one_constant(2.5), hard_attention(),
     ]  # fmt: skip
-    weights = np.asarray(attention_weights(z, fits))
+    weights = softmax_at(z, betas_of_rows(z, fits))
     for i, fit in enumerate(fits[:5]):
         expected = np.asarray(calibrate.adaptive_softmax(z, fit))
         np.testing.assert_allclose(weights[:, i], expected, atol=2e-6)

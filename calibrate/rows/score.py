@@ -156,14 +156,6 @@ def log_p_of_target(
     return np.where(total > MIN_EXACT_P, np.log(np.maximum(total, MIN_EXACT_P)), of_highest)
 
 
-def attention_weights(z: np.ndarray, fits: Sequence[Fit]) -> np.ndarray:
-    """(count, fits, n) float32 `adaptive_softmax` of logits (count, n) for fits of one rule each.
-
-    Masked logits are -inf.
-    """
-    return softmax_at(z, betas_of_rows(z, fits))
-
-
 def softmax_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
     """(count, fits, n) float32 softmax of beta z, for betas (count, fits)."""
     # NumPy compiles nothing for each set size, and runs while JAX computes the next piece.
