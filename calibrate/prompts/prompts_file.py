@@ -3,7 +3,7 @@
     {"prompt": "The capital of France is", "answer": " Paris"}
     {"prompt_ids": [1, 450, 7483], "answer_ids": [3681], "template": "capitals", "group": 7}
 
-Lines with the same `group` or the same prompt are in one split.
+Lines with the same `group`, or without one and with the same prompt, are in one split.
 """
 
 import codecs
@@ -105,7 +105,7 @@ def encode_lines(lines: Sequence[PromptLine], encoder: Encoder) -> ExampleSet:
       CalibrateError: a line does not suit the tokenizer or the context, or repeats a prompt with
         its answer: these would be one observation in two splits.
     """
-    seen, examples, keys = set[tuple[bytes, int]](), list[Example](), list[list[Hashable]]()
+    seen, examples, keys = set[tuple[bytes, int]](), list[Example](), list[Hashable]()
     cells = dict[Cell, int]()
     for line in lines:
         example, prompt_ids = _encode_line(line, encoder)
@@ -115,10 +115,11 @@ def encode_lines(lines: Sequence[PromptLine], encoder: Encoder) -> ExampleSet:
         seen.add(copy)
         cell = Cell(line.template, 1 << (len(example.tokens) - 1).bit_length(), False)
         examples.append(example._replace(cell=cells.setdefault(cell, len(cells))))
-        group_key = [] if line.group is None else [("group", line.group)]
-        keys.append([("prompt", *prompt_ids), *group_key])
-    grouped = zip(examples, _number_groups(keys), strict=True)
-    return ExampleSet(tuple(cells), tuple(x._replace(group=group) for x, group in grouped))
+        keys.append(("prompt", *prompt_ids) if line.group is None else line.group)
+    n_lines = Counter(keys)
+    groups = {key: i for i, key in enumerate(key for key, n in n_lines.items() if n > 1)}
+    grouped = (x._replace(group=groups.get(key, -1)) for x, key in zip(examples, keys, strict=True))
+    return ExampleSet(tuple(cells), tuple(grouped))
 
 
 def _encode_line(line: PromptLine, encoder: Encoder) -> tuple[Example, list[int]]:
@@ -130,28 +131,3 @@ def _encode_line(line: PromptLine, encoder: Encoder) -> tuple[Example, list[int]
     except CalibrateError as failure:
         raise CalibrateError(f"{line.where}: {failure}") from failure
     return encoder.join(line.where, *pair), prompt_ids
-
-
-def _number_groups(keys: Sequence[Sequence[Hashable]]) -> list[int]:
-    """The number of each line's group; -1 for a line that is alone.
-
-    Lines are in a group if they share a key, or are connected by lines that do.
-
-    Args:
-      keys: of each line.
-    """
-    parent, first_line = list(range(len(keys))), dict[Hashable, int]()
-
-    def find_root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    for i, keys_of_line in enumerate(keys):
-        for key in keys_of_line:
-            parent[find_root(i)] = find_root(first_line.setdefault(key, i))
-    roots = [find_root(i) for i in range(len(keys))]
-    n_lines = Counter(roots)
-    several = dict.fromkeys(root for root in roots if n_lines[root] > 1)
-    number = {root: i for i, root in enumerate(several)}
-    return [number.get(root, -1) for root in roots]
