@@ -12,7 +12,6 @@ from commands import call
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.rows import root_finding
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.logits_files import Arrays
 
@@ -298,13 +297,6 @@ def test_the_users_settings_of_numpy_and_jax_change_nothing(fitted):
     ):  # fmt: skip
         assert {name: call() for name, call in calls.items()} == expected
     assert expected["fit"] == fitted
-
-
-def test_a_process_that_was_forked_after_a_fit_is_refused(monkeypatch):
-    """JAX would wait for threads that the fork does not have."""
-    monkeypatch.setattr(root_finding, "_jax_process", -1)
-    with pytest.raises(CalibrateError, match="spawn"):
-        calibrate.fit(*scored(200, 16))
 
 
 def test_weights_count_as_rows_that_are_repeated_in_their_group():

@@ -180,7 +180,7 @@ def test_the_optimal_constants_are_found():
     optimizer = make_optimizer(scorer, [CONSTANTS, family(CONSTANT, PER_HEAD)], steps=60)
     shared, own = optimizer.solve()
     assert abs(shared.parameters.numbers).max() < 0.05  # one head gains what another one loses
-    assert own.heads_changed(scorer.heads) == [(0, 0), (0, 2)]
+    assert own.applied.heads_changed(scorer.heads) == [(0, 0), (0, 2)]
     np.testing.assert_allclose(own.parameters.numbers[0, [0, 2]], [0.5, -0.5], atol=0.05)
 
 

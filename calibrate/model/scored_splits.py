@@ -77,10 +77,6 @@ class ModelSolution(NamedTuple):
         """The rules at their interpolation weight."""
         return self.parameters.interpolated(self.weight)
 
-    def heads_changed(self, heads: list[HeadId]) -> list[HeadId]:
-        """The heads whose beta is neither 1 nor what all heads share."""
-        return self.applied.heads_changed(heads)
-
     def rules(self, heads: list[HeadId]) -> Fit | None:
         """A fit with the rules at their interpolation weight; None if beta is 1 for all heads."""
         return self.applied.rules(heads)

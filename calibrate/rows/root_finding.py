@@ -16,14 +16,11 @@ compared with these.
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from calibrate.errors import CalibrateError
 
 MAX_PASSES = 60  # a count of MAX_PASSES + 1 marks a row that did not converge
 N_BETAS = 128
@@ -33,28 +30,9 @@ MIN_GRID_BETA = 1 / 32
 N_PEAKS = 3  # refined: on the grid, peaks of almost equal height may be in the wrong order
 
 
-_jax_process: int | None = None  # id of the process in which JAX was first used
-
-
-def _check_not_forked() -> None:
-    """Raises CalibrateError if this process was forked from one that uses JAX."""
-    global _jax_process
-    _jax_process = _jax_process or os.getpid()
-    if os.getpid() != _jax_process:
-        raise CalibrateError(
-            "JAX was used before this process was forked, and would hang: a fork does not copy its "
-            'threads. Start processes by multiprocessing.get_context("spawn")'
-        )
-
-
 @contextlib.contextmanager
 def jax_defaults() -> Iterator[None]:
-    """Sets JAX's default promotion of dtypes and ranks, whatever the user has configured.
-
-    Raises:
-      CalibrateError: this process was forked from one that uses JAX, which would hang.
-    """
-    _check_not_forked()
+    """Sets JAX's default promotion of dtypes and ranks, whatever the user has configured."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
