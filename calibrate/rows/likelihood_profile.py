@@ -46,6 +46,7 @@ class Profile(NamedTuple):
     lines: np.ndarray  # (rows,) the line of each row, so that folds share the series
     low: float
     high: float
+    step: float  # distance between nodes in log beta
     concave: bool = True  # in beta, if every row has one target
 
     def take(self, rows: np.ndarray) -> "Profile":
@@ -72,8 +73,7 @@ class Profile(NamedTuple):
     def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows,) log p_t and its first and second derivative in beta, within [low, high]."""
         value, first, second = _interpolate(*self._read(beta))
-        step = _step(self.low, self.high)
-        first, second = first / step, second / step**2  # in log beta
+        first, second = first / self.step, second / self.step**2  # in log beta
         return value, first / beta, (second - first) / beta**2
 
     def nodes(self) -> np.ndarray:
@@ -82,7 +82,7 @@ class Profile(NamedTuple):
 
     def _read(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(6, rows) coefficients of t^5 to 1 between the nodes next to each beta, and its t."""
-        place = np.log(np.clip(beta, self.low, self.high) / self.low) / _step(self.low, self.high)
+        place = np.log(np.clip(beta, self.low, self.high) / self.low) / self.step
         first = np.minimum(place.astype(int), N_STEPS - 1)
         begin = self.series.shape[1] * self.lines + N_VALUES * first
         values = self.series.take(np.arange(2 * N_VALUES)[:, None] + begin)
@@ -100,11 +100,6 @@ def _interpolate(coefficients: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, .
     return value, first, 2 * half_second
 
 
-def _step(low: float, high: float) -> float:
-    """Distance between nodes in log beta."""
-    return math.log(high / low) / N_STEPS
-
-
 def nodes(low: float, high: float) -> np.ndarray:
     """(N_NODES,) betas from low to high, evenly spaced in log beta."""
     return np.geomspace(low, high, N_NODES)
@@ -120,7 +115,7 @@ def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float
       low, high: bounds of beta, > 0.
     """
     target = _positions(np.asarray(target))
-    betas = nodes(low, high)
+    betas, step = nodes(low, high), math.log(high / low) / N_STEPS
     each = np.broadcast_to(betas.astype(np.float32), (len(logits), N_NODES))
     series = np.empty((len(logits), N_NODES, N_VALUES), np.float32)
     arrays = np.asarray(logits, np.float32), target, each
@@ -128,11 +123,10 @@ def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float
         value, slope, curvature = np.asarray(_evaluate(z, t, beta), np.float64)
         first = slope * betas
         second = first + curvature * betas**2  # in log beta
-        step = _step(low, high)
         derivatives = np.stack([value, step * first, step**2 * second], axis=-1)
         series[part] = derivatives[: part.stop - part.start]
     flat = series.reshape(len(logits), N_NODES * N_VALUES)
-    return Profile(flat, np.arange(len(logits)), low, high, concave=target.ndim == 1)
+    return Profile(flat, np.arange(len(logits)), low, high, step, concave=target.ndim == 1)
 
 
 def join_profiles(parts: Sequence[Profile]) -> Profile:
