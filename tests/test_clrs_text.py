@@ -12,8 +12,8 @@ import small_models
 import torch
 from clrs_text_results import difference, draw_differences, markdown, means
 from clrs_text_task import PIECES, SPAN, TASKS
-from small_models import mean_and_error
-from study_pages import STUDIES, assert_tables_are, record_of
+from study import mean_and_error
+from study_pages import STUDIES, assert_tables_are, page_of, record_of
 
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
@@ -128,7 +128,8 @@ def test_an_interrupted_training_carries_on(tmp_path):
             tokens = torch.randint(0, 30, (2, 5), generator=torch.Generator().manual_seed(step))
             return -clrs_text_task.log_p(model, tokens)[0].mean()
 
-        small_models.train(model, loss_at, 6, 1e-2, 2, "tiny", at, steps_per_checkpoint=2)
+        rate_at = small_models.warm_up_and_cosine(1e-2, 2, 6)
+        small_models.train(model, loss_at, rate_at, 6, "tiny", at, steps_per_checkpoint=2)
         return model.state_dict()
 
     whole = trained(None)
@@ -162,6 +163,18 @@ def test_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_page_has_the_log_likelihoods_of_the_record(record):
+    def numbers(pair, length, sign):
+        mean, error = mean_and_error(difference(record["arms"], pair, "log_p"))
+        place = record["lengths"].index(length)
+        return f"{sign * mean[place]:.3f} ± {error[place]:.3f}"
+
+    page = " ".join(page_of("clrs-text").split())
+    assert f"at length 64 the fitted rules gain {numbers(('own', 'plain'), 64, 1)} nats" in page
+    assert f"polynomial loses {numbers(('paper', 'plain'), 64, -1)} there" in page
+    assert f"{numbers(('trained-paper', 'plain'), 16, -1)} at length 16 in training" in page
+
+
 def test_the_fits_of_the_record_are_the_shipped_ones(study, record):
     shipped = [study["described"](study["rule_of"]("own", seed)) for seed in record["seeds"]]
     assert json.loads(json.dumps(shipped)) == record["own"]
@@ -179,7 +192,7 @@ def test_shipped_weights_reproduce_a_part_of_the_record(study, record, monkeypat
     clrs_text_task.add_wheels(study["wheels"]())
     weights, rule = study["ARMS"][arm]
     model = small_models.load_model(study["Trial"](0, weights).weights)
-    small_models.apply(model, study["rule_of"](rule, 0))
+    study["apply"](model, study["rule_of"](rule, 0))
     for task, length in (("minimum", 16), ("binary_search", 48), ("insertion_sort", 16)):
         found = clrs_text_task.scores(
             model, clrs_text_task.draw("measure", 0, task, length, study["PROMPTS"])

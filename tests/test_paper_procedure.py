@@ -5,7 +5,7 @@ import runpy
 import numpy as np
 import paper_procedure_data
 import pytest
-from study_pages import STUDIES, assert_tables_are, record_of
+from study_pages import STUDIES, assert_tables_are, page_of, record_of
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,21 @@ def record():
 def test_the_record_has_every_data_set_and_the_page_its_tables(study, record):
     assert list(record) == list(paper_procedure_data.DATA)
     assert_tables_are("paper-procedure", study["markdown"](record))
+
+
+def test_the_page_counts_what_the_record_has(record):
+    default, procedure = "polynomial", "least-squares"
+    page = " ".join(page_of("paper-procedure").split())
+    r_squared = [of["r_squared"] for of in record.values()]
+    higher = sum(of[procedure] > of[default] for of in r_squared)
+    assert f"higher for the paper's procedure on {higher} of {len(record)} data sets" in page
+    accuracy = [of["accuracy"] for of in record.values() if "accuracy" in of]
+    ahead = sum(of[default][0] > of[procedure][0] for of in accuracy)
+    assert f"accuracy is higher on {ahead} of {len(accuracy)} heads" in page
+    errors = [100 * of[rule][1] for of in accuracy for rule in of]
+    assert f"error is {min(errors):.1f} to {max(errors):.1f} points" in page
+    built_in = [record[name]["gain"] for name in paper_procedure_data.BUILT_IN_HEADS]
+    assert max(abs(of[f"{default} over constant"][0]) for of in built_in) < 0.002
 
 
 @pytest.mark.slow

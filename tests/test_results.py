@@ -2,7 +2,9 @@
 
 import runpy
 
+import numpy as np
 import pytest
+from study import mean_and_error
 from study_pages import RESULTS, STUDIES, assert_tables_are, page_of, record_of
 
 import calibrate
@@ -35,6 +37,26 @@ def test_every_record_has_a_page_and_the_index_lists_it():
     pages = {path.stem for path in RESULTS.glob("*.md")} - {"README", "deployed-heads-plan"}
     assert pages == {path.stem for path in RESULTS.glob("*.json")}
     assert all(f"]({name}.md)" in page_of("README") for name in pages)
+
+
+def test_the_answer_on_table_1_has_the_paired_differences_of_the_record():
+    values, place = names_of("table1")["values"], RECORD["sizes"].index(1_024)
+
+    def difference(rule, other, metric, digits=".1f"):
+        """Over all n of a loss, else at n = 1,024."""
+        both = [
+            np.array([head["rules"][x]["all"][metric] for head in RECORD["heads"]])
+            if metric == "nll" else 100 * values(RECORD, x, metric)[:, place]
+            for x in (rule, other)
+        ]  # fmt: skip
+        mean, error = mean_and_error(both[0] - both[1])
+        return f"{mean:{digits}} ± {error:{digits}}"
+
+    page = " ".join(page_of("table1").split())
+    assert f"by {difference('polynomial', 'baseline', 'accuracy')} points over" in page
+    assert f"{difference('polynomial', 'paper', 'accuracy')} more than" in page
+    assert f"by {difference('constant', 'polynomial', 'nll', digits='.4f')} nats" in page
+    assert f"by {difference('least-squares', 'polynomial', 'nll', digits='.3f')} nats" in page
 
 
 def test_the_gain_of_the_record_is_drawn(tmp_path):

@@ -1,7 +1,6 @@
 """The study of a classifier of tables: its tables, its model and shipped weights, its record."""
 
 import runpy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ import reference
 import tabular_model
 import tabular_tasks
 import torch
-from study_pages import STUDIES, assert_tables_are, record_of
+from study import mean_and_error
+from study_pages import STUDIES, assert_tables_are, page_of, record_of
 
 import calibrate
 from calibrate.core.rule import RuleForm
@@ -133,24 +133,6 @@ def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(st
     assert np.mean([entry.coefficients[-1] for entry in fit.entries]) > 1.05
 
 
-def test_interrupted_training_gives_the_same_weights(tmp_path):
-    models = [tabular_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
-    loss_of = partial(tabular_model.random_loss, count=2)
-    train = partial(tabular_model.train, seed=0, steps=4, rate=1e-2, steps_per_checkpoint=2)
-    train(tmp_path / "a", models[0], loss_of=loss_of)
-    losses = iter([1, 1])  # a third step fails
-
-    def interrupted(*arguments):
-        next(losses)
-        return loss_of(*arguments)
-
-    with pytest.raises(StopIteration):
-        train(tmp_path / "b", models[1], loss_of=interrupted)
-    train(tmp_path / "b", models[2], loss_of=loss_of)
-    for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_peers_know_a_simple_table(study):
     rng = np.random.default_rng(0)
     features = rng.standard_normal((1, 300, 4)).astype(np.float32)
@@ -170,6 +152,26 @@ def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
     assert_tables_are("tabular", study["markdown"](record))
     study["draw_scores"](tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_answer_and_its_costs_are_the_record(study):
+    def less_baseline(of, measure):
+        """(seeds, sizes) scores of the fitted rule less those of the baseline."""
+        scores = [found["scores"] for found in record_of("tabular")["found"]]
+        pairs = [[arms[arm][of][measure] for arm in (study["OWN"], "baseline")] for arms in scores]
+        return -np.diff(np.array(pairs)[..., 0], axis=1)[:, 0]
+
+    page = " ".join(page_of("tabular").split())
+    (loss, loss_error), (points, points_error) = (
+        (mean[-1], error[-1]) for mean, error in (
+            mean_and_error(scale * less_baseline("random", measure))
+            for measure, scale in (("log_loss", -1), ("accuracy", 100))
+        )
+    )  # fmt: skip
+    assert f"lowers it by {loss:.3f} ± {loss_error:.3f} nats" in page
+    assert f"({points:.1f} ± {points_error:.1f} points)" in page
+    wine = less_baseline("wine", "log_loss")[:, 0].mean()
+    assert f"up to {wine:.3f} on data sets (wine)" in page
 
 
 @pytest.mark.slow

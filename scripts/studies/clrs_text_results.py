@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from clrs_text_task import TASKS
-from small_models import mean_and_error
+from study import mean_and_error, table, with_errors
 
 from calibrate.report.plot_style import (
     OTHERS,
@@ -27,6 +27,7 @@ LABELS = {
     "tuned-own": "trained further with the fitted rules",
     "rope": "positions without gaps in training",
 }
+TABLE_LENGTHS = (4, 16, 32, 64)
 MEANS = ("plain", "constant", "own", "paper", "trained-paper")  # in the table of means of tasks
 PUBLISHED = STYLES["paper"][0]
 # Arms that are compared, on the same prompts: the first less the second. In the figure: colour,
@@ -74,34 +75,24 @@ def pair_label(pair: tuple[str, str]) -> str:
 
 def markdown(record: dict) -> list[str]:
     """Exact match by arm, and of the baseline by task; differences of arms over all tasks."""
-    lines = head_rows("exact match, %: mean of six tasks", record["lengths"])
-    lines += [
-        row(LABELS[arm], mean_and_error(mean_of_tasks(record["arms"], arm)), ".1f") for arm in MEANS
-    ]
-    lines += ["", *head_rows("exact match, %: baseline", record["lengths"])]
-    for task in TASKS:
-        found = 100 * np.array(record["arms"]["plain"][task]["right"])
-        lines.append(row(task, mean_and_error(found), ".0f"))
-    for measure, title, scale, digits in (
-        ("right", "exact match, points: all tasks", 100, "+z.1f"),
-        ("log_p", "log-likelihood, nats per token: all tasks", 1, "+z.3f"),
-    ):
-        lines += ["", *head_rows(title, record["lengths"])]
-        for pair in PAIRS:
-            found = scale * difference(record["arms"], pair, measure)
-            lines.append(row(pair_label(pair), mean_and_error(found), digits))
-    return lines
+    arms = record["arms"]
+    places = [record["lengths"].index(length) for length in TABLE_LENGTHS]
 
+    def row(name: str, of_seeds: np.ndarray, digits: str) -> list[str]:
+        return [name, *with_errors(*mean_and_error(of_seeds[:, places]), digits)]
 
-def head_rows(title: str, lengths: Sequence[int]) -> list[str]:
-    columns = " | ".join(map(str, lengths))
-    return [f"| {title}, length | {columns} |", "| --- |" + " ---: |" * len(lengths)]
-
-
-def row(name: str, numbers: tuple[np.ndarray, np.ndarray], digits: str) -> str:
-    """A row of means with their errors."""
-    cells = [f"{m:{digits}} ± {e:{digits.lstrip('+z')}}" for m, e in zip(*numbers, strict=True)]
-    return f"| {name} | " + " | ".join(cells) + " |"
+    parts = {
+        "exact match, %: mean of six tasks, length":
+            (row(LABELS[arm], mean_of_tasks(arms, arm), ".1f") for arm in MEANS),
+        "exact match, %: baseline, length":
+            (row(task, 100 * np.array(arms["plain"][task]["right"]), ".0f") for task in TASKS),
+        "exact match, points: all tasks, length":
+            (row(pair_label(x), 100 * difference(arms, x, "right"), "+z.1f") for x in PAIRS),
+    }  # fmt: skip
+    lines = []
+    for title, rows in parts.items():
+        lines += ["", *table([title, *map(str, TABLE_LENGTHS)], rows)]
+    return lines[1:]
 
 
 @own_style()

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from small_models import save_model, train
+from small_models import save_model, train, warm_up_and_cosine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # Of each task: what a prompt has before, between and behind its numbers, and what answers have.
@@ -196,8 +196,8 @@ def train_into(
 ) -> None:  # fmt: skip
     """Trains, from the checkpoint if there is one, and saves the model in half precision."""
     train(
-        model, lambda step: loss_of(model, stream, seed, step, with_gaps), steps, rate, WARM_UP,
-        folder.name, checkpoint,
+        model, lambda step: loss_of(model, stream, seed, step, with_gaps),
+        warm_up_and_cosine(rate, WARM_UP, steps), steps, folder.name, checkpoint,
     )  # fmt: skip
     save_model(folder, model.half())
     checkpoint.unlink(missing_ok=True)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from command_line import parse, study_parser
 from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST
 from deployed_rules import (
     ETS,
@@ -43,6 +42,7 @@ from deployed_rules import (
 )
 from deployed_tables import LABELS, tables
 from deployed_users import accepted_answers, match_record
+from study import parse, study_parser
 
 import calibrate
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL

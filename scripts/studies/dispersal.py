@@ -5,7 +5,6 @@ scripts/studies/dispersal.py             # a minute; also draws the paper's Figu
 scripts/studies/dispersal.py --markdown  # prints the table of its page from the record
 """
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,16 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from command_line import parse, study_parser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import entr, softmax
+from study import parse, study_parser, table, write_record
 
 import calibrate
 from calibrate.report.plot_style import new_figure, own_style, save_figure
 from calibrate.rows.heads import load_head
 from calibrate.rows.units import Unit, attended_pieces
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.store.references import published_store
 
@@ -40,8 +38,7 @@ N_LARGEST = 16
 def main() -> None:
     parse(study_parser(__doc__), markdown, RESULT)
     examples = draw_examples(load_head("max-retrieval"), SIZES, SETS, 0)
-    record = record_of(examples) | {"spread": spreads_of(examples)}
-    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
+    record = write_record(RESULT, record_of(examples) | {"spread": spreads_of(examples)})
     fit = calibrate.load("max-retrieval@1", published_store())
     save_figure(RESULT.with_suffix(".png"), heatmap_figure(examples, [None, fit]))
     print("\n".join(markdown(record)))
@@ -188,15 +185,11 @@ def spreads_of(examples: Sequence[ExampleSets]) -> dict[str, dict[str, float]]:
 def markdown(record: dict) -> list[str]:
     """The table of the page."""
     columns = [record[f"{eps:g}"] for eps in SHARES]
-    rows = {
-        f"predicted from inputs of {int(size):,}": [of["estimate"][size] for of in columns]
-        for size in SHOWN
-    } | {"measured": [of["measured"] for of in columns]}
-    return [
-        f"| eps | {' | '.join(f'{eps:g}' for eps in SHARES)} |",
-        "| --- |" + " ---: |" * len(columns),
-        *(f"| {name} | {' | '.join(f'{n:,}' for n in row)} |" for name, row in rows.items()),
-    ]
+    rows = [(f"predicted from inputs of {int(size):,}", [of["estimate"][size] for of in columns])
+            for size in SHOWN]  # fmt: skip
+    rows.append(("measured", [of["measured"] for of in columns]))
+    cells = ([name, *(f"{n:,}" for n in sizes)] for name, sizes in rows)
+    return table(["eps", *(f"{eps:g}" for eps in SHARES)], cells)
 
 
 @own_style()

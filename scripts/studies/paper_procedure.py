@@ -11,29 +11,33 @@ smoothed polynomial; the paper's procedure, `--paper`; a constant by maximum lik
 published polynomial. The data sets are those of paper_procedure_data.py.
 """
 
-import json
 import os
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # training gives the same bytes
 
-from command_line import parse, study_parser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from paper_procedure_data import DATA, SCORED_SETS, DataSet
+from paper_procedure_data import BUILT_IN_HEADS, DATA, SCORED_SETS, DataSet
+from study import (
+    fit_even_if_refused,
+    kept,
+    mean_and_error,
+    parse,
+    study_parser,
+    table,
+    with_errors,
+    write_record,
+)
 
 import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
-from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
-from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.report.plot_scatter import outline, set_beta_axis
 from calibrate.report.plot_style import (
@@ -50,7 +54,6 @@ from calibrate.report.plot_style import (
 )
 from calibrate.rows.score import score_head, score_logits
 from calibrate.rows.solve import SolvedInputs
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +85,7 @@ BETA_BOUNDS = 1 / 8, 64  # of the figure
 
 def main() -> None:
     parse(study_parser(__doc__), markdown, RESULT)
-    text = json.dumps({name: result_of(name) for name in DATA})
-    record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    write_atomically(RESULT, (json.dumps(record) + "\n").encode())
+    record = write_record(RESULT, {name: result_of(name) for name in DATA}, digits=6)
     save_figure(RESULT.with_name("optimal-temperature.png"), optimal_beta_figure())
     print("\n".join(markdown(record)))
 
@@ -92,10 +93,7 @@ def main() -> None:
 def optimal_beta_figure() -> Figure:
     """Entropy and optimal beta of misranked inputs of max-retrieval, with four rules."""
     solved = calibrate.solve(calibrate.collect("max-retrieval", FIGURE_SIZES, FIGURE_SETS))
-    fits = {
-        name: fit_solved(solved.collection, solved, "a", options).fit
-        for name, options in OPTIONS.items()
-    }
+    fits = {name: fit_even_if_refused(solved, options)[0] for name, options in OPTIONS.items()}
     return draw(plot_rules, solved, {PAPER: paper(), **fits}, size=(7.4, 4.8))
 
 
@@ -128,14 +126,7 @@ def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
 def result_of(name: str) -> dict:
     """The result of a data set, from an earlier run if there is one."""
     path = FOLDER / f"{name.replace('/', 'by')}.json"
-    if not path.exists():
-        start = time.monotonic()
-        result = compare(DATA[name](FOLDER / "heads"))
-        result["seconds"] = round(time.monotonic() - start, 1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(result).encode())
-        print(f"{name}: compared in {result['seconds']} s", file=sys.stderr, flush=True)
-    return json.loads(path.read_text())
+    return kept(path, lambda: compare(DATA[name](FOLDER / "heads")))
 
 
 def compare(data: DataSet) -> dict:
@@ -163,20 +154,15 @@ def compare(data: DataSet) -> dict:
 
 def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Fit], dict]:
     """The rules, and facts about them: what was refused, and how far from polyfit `--paper` is."""
-    rows, fits, refused = solved, {}, {}
-    for name, options in OPTIONS.items():
-        try:
-            fits[name] = fit_solved(solved.collection, rows, "a", options).fit
-        except QualityError as refusal:
-            refused[name] = str(refusal)
-            fits[name] = fit_solved(solved.collection, rows, "a", options, refuse=False).fit
-    used = rows.take(rows.fitted_by_least_squares())
+    fitted = {name: fit_even_if_refused(solved, options) for name, options in OPTIONS.items()}
+    fits = {name: fit for name, (fit, _) in fitted.items()}
+    used = solved.take(solved.fitted_by_least_squares())
     theirs = np.polyval(np.polyfit(used.entropy, used.beta, 4), used.entropy)
     ours = np.polyval(fits[LEAST_SQUARES].coefficients, used.entropy)
     return fits, {
-        "refused": refused,
-        "rows": len(rows.size),
-        "misranked": int(rows.misranked.sum()),
+        "refused": {name: refusal for name, (_, refusal) in fitted.items() if refusal},
+        "rows": len(solved.size),
+        "misranked": int(solved.misranked.sum()),
         "largest_beta": float(used.beta.max()),
         "polyfit_difference": float(np.abs(ours - theirs).max() / np.abs(theirs).max()),
         "degrees_of_freedom": fits[POLYNOMIAL].effective_degrees,
@@ -191,56 +177,50 @@ def numbers(estimate: Estimate) -> list[float]:
 
 
 def markdown(record: dict[str, dict]) -> list[str]:
-    """The tables: NLL and accuracy of each data set, and pairs of rules."""
+    """The tables: NLL and accuracy, and pairs of rules; the built-in heads are one row of means."""
     rules = [rule for rule in NAMES if rule != BASELINE]
-    names = ["misranked, %", "degrees of freedom", "R^2, default", "R^2, `--paper`"]
-    lines = table(["data", *names, *NAMES.values()])
-    for name, of in record.items():
-        cells = [f"{100 * of['misranked'] / of['rows']:.0f}", f"{of['degrees_of_freedom']:.1f}"]
-        cells += [f"{of['r_squared'][rule]:z.2f}" for rule in (POLYNOMIAL, LEAST_SQUARES)]
-        gains = [signed(of["gain"][f"{rule} over {BASELINE}"]) for rule in rules]
-        lines.append(line(name, [*cells, f"{of['nll'][BASELINE]:.3f}", *gains]))
-    lines += ["", *accuracies(record), "", *comparisons(record)]
-    return lines
+    groups = {"ten built-in heads, mean": [record[name] for name in BUILT_IN_HEADS]}
+    groups |= {name: [of] for name, of in record.items() if name not in BUILT_IN_HEADS}
+    losses = ([name, nll_of(parts), *(change_of(parts, rule) for rule in rules)]
+              for name, parts in groups.items())  # fmt: skip
+    accuracies = (
+        [name, *(f"{100 * np.mean([x['accuracy'][rule][0] for x in parts]):.1f}" for rule in NAMES)]
+        for name, parts in groups.items() if "accuracy" in parts[0]
+    )  # fmt: skip
+    return [
+        *table(["data", *NAMES.values()], losses), "",
+        *table(["accuracy, %", *NAMES.values()], accuracies), "", *comparisons(record),
+    ]  # fmt: skip
 
 
-def accuracies(record: dict[str, dict]) -> list[str]:
-    """The accuracy of each rule on the data sets that have one."""
-    lines = table(["accuracy, %", *NAMES.values()])
-    for name, of in record.items():
-        if "accuracy" in of:
-            cells = [f"{100 * of['accuracy'][rule][0]:.1f}" for rule in NAMES]
-            lines.append(line(name, cells))
-    return lines
+def nll_of(parts: list[dict]) -> str:
+    """The mean NLL of the baseline on data sets."""
+    return f"{np.mean([of['nll'][BASELINE] for of in parts]):.3f}"
+
+
+def change_of(parts: list[dict], rule: str) -> str:
+    """The change of NLL ± its standard error, over the inputs of one data set or over several.
+
+    NLL falls where log p gains.
+    """
+    gains = np.array([of["gain"][f"{rule} over {BASELINE}"] for of in parts])
+    mean, error = mean_and_error(gains[:, 0]) if len(parts) > 1 else gains[0]
+    return with_errors([-mean], [error], "+z.3f")[0]
 
 
 def comparisons(record: dict[str, dict]) -> list[str]:
     """Numbers of data sets on which a rule is better or worse than another."""
     titles = ["better", f"better by {MIN_GAIN:g} nats or more", "worse", "lowest gain"]
     rules = [rule for rule in NAMES if rule != BASELINE]
-    lines = table(["rule, over another", *titles])
+    rows = []
     for a, b in [*((rule, BASELINE) for rule in rules), *PAIRS]:
         pairs = np.array([of["gain"][f"{a} over {b}"] for of in record.values()])
         signs = np.sign(pairs[:, 0]) * (np.abs(pairs[:, 0]) > 2 * pairs[:, 1])
-        mean, error = pairs[pairs[:, 0].argmin()]
         better = signs == 1, (signs == 1) & (pairs[:, 0] >= MIN_GAIN), signs == -1
-        cells = [*(str(int(which.sum())) for which in better), f"{mean:+.4f} ± {error:.4f}"]
-        lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", cells))
-    return lines
-
-
-def table(names: list[str]) -> list[str]:
-    """The head of a table whose columns but the first hold numbers."""
-    return [line(names[0], names[1:]), "| --- |" + " ---: |" * (len(names) - 1)]
-
-
-def line(name: str, cells: list[str]) -> str:
-    return f"| {name} | " + " | ".join(cells) + " |"
-
-
-def signed(gain: list[float]) -> str:
-    """The change of NLL, which falls where log p gains."""
-    return f"{-gain[0]:+z.3f} ± {gain[1]:.3f}"
+        lowest = with_errors(*pairs[[pairs[:, 0].argmin()]].T, "+.4f")
+        cells = [*(str(int(which.sum())) for which in better), *lowest]
+        rows.append([f"{NAMES[a]}, over {NAMES[b]}", *cells])
+    return table(["rule, over another", *titles], rows)
 
 
 if __name__ == "__main__":

@@ -214,12 +214,11 @@ def query_norms(rng: np.random.Generator, rows: int, n: int) -> Any:
     return logits * np.exp(rng.uniform(-np.log(16), 0, (rows, 1))), target
 
 
+BUILT_IN_HEADS = [f"max-retrieval-{i}" for i in range(10)]
 DATA: dict[str, Callable[[Path], DataSet]] = {
     **{
-        f"max-retrieval-{i}": partial(
-            head_data, lambda folder, i=i: load_head(f"max-retrieval-{i}")
-        )
-        for i in range(10)
+        name: partial(head_data, lambda folder, name=name: load_head(name))
+        for name in BUILT_IN_HEADS
     },
     **{f"width {n}": partial(head_data, partial(OtherWidth, n)) for n in WIDTHS},
     "noisy recall": partial(head_data, lambda folder: NoisyRecall()),

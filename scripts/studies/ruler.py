@@ -15,7 +15,6 @@ more --samples. Needs the extra `studies`.
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from typing import Any
 
 import joblib
 import numpy as np
-from command_line import parse, study_parser
 from smollm2_results import MODEL, RUNS
+from study import parse, run_calibrate, study_parser, table, write_record
 
 import calibrate
 from calibrate.evidence.estimate import estimate
-from calibrate.storage.atomic_io import write_atomically
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "scripts" / "results" / "ruler.json"
@@ -76,15 +74,13 @@ def main() -> None:
     for name in options.steps:
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
         record |= STEPS[name](options)
-        write_atomically(RECORD, (json.dumps(record, indent=1) + "\n").encode())
+        write_record(RECORD, record)
 
 
 def export() -> None:
     """Exports the constants as a folder, once."""
     if not exported_folder().exists():
-        words = ["export", FIT, "--model", MODEL, "--out", exported_folder()]
-        command = [sys.executable, "-m", "calibrate", *map(str, words)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        run_calibrate("export", FIT, "--model", MODEL, "--out", exported_folder())
 
 
 def exported_folder() -> Path:
@@ -198,29 +194,20 @@ def harness_model(cell: Cell) -> Any:
 
 def markdown(record: dict) -> list[str]:
     """The tables of the page: accuracy, its change, and the ways to load the fit."""
-    rules = list(LABELS)
-    lines = [
-        "| task | length | tokens of the prompt | samples | "
-        + " | ".join(f"{LABELS[rule]}, %" for rule in rules)
-        + " | " + " | ".join(f"{LABELS[rule]} less baseline, points" for rule in rules[1:]) + " |",
-        "| --- | ---: | ---: | ---: |" + " ---: |" * (2 * len(rules) - 1),
-    ]  # fmt: skip
-    for row in [*record["cells"], *totals(record["cells"])]:
-        right = {rule: np.array(row["right"][rule]) for rule in rules}
-        cells = [f"{100 * right[rule].mean():.1f}" for rule in rules]
-        cells += [difference(right[rule], right["baseline"]) for rule in rules[1:]]
-        lines.append(
-            f"| {row['task']} | {row['length']} | {row['tokens']:.0f} | {len(right['baseline'])} | "
-            f"{' | '.join(cells)} |"
-        )
-    if "routes" in record:
-        count = record["routes"]["samples"]
-        lines += ["", "| loaded as | same answers as the runtime |", "| --- | ---: |"]
-        lines += [
-            f"| {way} | {same} of {count} |"
-            for way, same in record["routes"]["same as the runtime"].items()
-            if way != RUNTIME
-        ]
+    titles = [*(f"{label}, %" for label in LABELS.values()), "gain, points"]
+    rows = []
+    for cell in [*record["cells"], *totals(record["cells"])]:
+        right = {rule: np.array(cell["right"][rule]) for rule in LABELS}
+        shares = [f"{100 * right[rule].mean():.1f}" for rule in LABELS]
+        counts = [str(cell["length"]), f"{cell['tokens']:.0f}", str(len(right["baseline"]))]
+        gain = difference(right["constants"], right["baseline"])
+        rows.append([cell["task"], *counts, *shares, gain])
+    lines = table(["task", "length", "tokens of the prompt", "samples", *titles], rows)
+    if routes := record.get("routes"):
+        same = ([way, f"{count} of {routes['samples']}"]
+                for way, count in routes["same as the runtime"].items()
+                if way != RUNTIME)  # fmt: skip
+        lines += ["", *table(["loaded as", "same answers as the runtime"], same)]
     return lines
 
 

@@ -1,10 +1,8 @@
-"""Parts that studies of small models share: resumable training, rules, commands."""
+"""Parts that studies of small models share: resumable training, and models in folders."""
 
 import io
-import json
 import math
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,31 +19,33 @@ STEPS_PER_CHECKPOINT = 250
 
 
 def train(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     loss_at: Callable[[int], torch.Tensor],
+    rate_at: Callable[[int], float],
     steps: int,
-    rate: float,
-    warm_up: int,
     name: str,
     checkpoint: Path | None = None,
     steps_per_checkpoint: int = STEPS_PER_CHECKPOINT,
 ) -> None:
-    """Trains with AdamW, from the checkpoint if there is one; `loss_at` is called with the step."""
-    optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, step / warm_up) * (1 + math.cos(math.pi * step / steps)) / 2
-    )
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    """Trains with AdamW, from the checkpoint if there is one.
+
+    Args:
+      loss_at, rate_at: loss and learning rate of a step, from 1 on. A loss that draws by the number
+        of the step gives the same weights after an interruption.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), 0.0, (0.9, 0.98), weight_decay=0.01)
+    parts = {"model": model, "optimizer": optimizer}
     done = restore(checkpoint, parts) if checkpoint and checkpoint.exists() else 0
     start, losses = time.monotonic(), []
     model.train()
     for step in range(done + 1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step)
         loss = loss_at(step)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         losses.append(loss.item())
         if step % STEPS_PER_LINE == 0:
             spent = time.monotonic() - start
@@ -54,6 +54,16 @@ def train(
         if checkpoint and step % steps_per_checkpoint == 0:
             save(checkpoint, parts, step)
     model.eval()
+
+
+def warm_up_and_cosine(rate: float, warm_up: int, steps: int) -> Callable[[int], float]:
+    """The learning rate of a step, from 1 on: it rises from 0, and falls as a cosine."""
+
+    def rate_at(step: int) -> float:
+        done = step - 1
+        return rate * (min(1, done / warm_up) * (1 + math.cos(math.pi * done / steps)) / 2)
+
+    return rate_at
 
 
 def save(checkpoint: Path, parts: dict, step: int) -> None:
@@ -85,29 +95,6 @@ def save_model(folder: Path, model: PreTrainedModel) -> None:
     partial.rename(folder)
 
 
-def kept(path: Path, measure: Callable):
-    """A measurement, made only once and kept in a file."""
-    if not path.exists():
-        write_atomically(path, json.dumps(measure()).encode())
-    return json.loads(path.read_text())
-
-
-def command(*arguments: object) -> None:
-    """Runs `calibrate` with arguments; exit code 3, no head is worth a fit, is a result too."""
-    words = [sys.executable, "-m", "calibrate", *map(str, arguments)]
-    done = subprocess.run(words, stdout=sys.stderr)
-    if done.returncode not in (0, 3):
-        sys.exit(done.returncode)
-
-
 def on_one_core(step: Callable, trial: object):
     torch.set_num_threads(1)
     return step(trial)
-
-
-def mean_and_error(of_seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(sizes,) the mean of seeds (seeds, sizes), and its standard error.
-
-    Each seed has a model and inputs of its own, so that the error has both variances.
-    """
-    return of_seeds.mean(axis=0), of_seeds.std(axis=0, ddof=1) / np.sqrt(len(of_seeds))

@@ -33,7 +33,6 @@ from zipfile import ZipFile
 
 import numpy as np
 import scipy.stats
-from command_line import parse, study_parser
 from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
 from smollm2_results import (
     HEAD_SCALE,
@@ -52,6 +51,7 @@ from smollm2_results import (
     measured,
     text_harms,
 )
+from study import parse, study_parser
 
 import calibrate
 from calibrate.cli.loading import open_model_run

@@ -8,29 +8,33 @@ Each head is fitted to FIT_SETS inputs of each n as `calibrate fit` and `calibra
 it, and scored on SCORED_SETS new ones.
 """
 
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from command_line import parse, study_parser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from study import (
+    fit_even_if_refused,
+    kept,
+    mean_and_error,
+    parse,
+    study_parser,
+    table,
+    write_record,
+)
 
 import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
-from calibrate.errors import QualityError
 from calibrate.evidence.baselines import HARD, PAPER, hard_attention, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
-from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +60,7 @@ SHOWN = {  # in the figure: style, width, label
 }
 CHANCE = 10  # accuracy of guessing one of ten classes, per cent
 METRICS = ("accuracy", "nll", "ece")
+LOSS_SIZES = (16, 1_024, 4_096)  # in the table of NLL and ECE
 # Table 1 of the paper: accuracy in per cent.
 PAPERS_TABLE = {
     "baseline": [98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4],
@@ -65,37 +70,26 @@ PAPERS_TABLE = {
 
 def main() -> None:
     parse(study_parser(__doc__), markdown, RESULT)
-    heads = [result_of(f"max-retrieval-{i}") for i in range(N_HEADS)]
+    names = [f"max-retrieval-{i}" for i in range(N_HEADS)]
+    heads = [kept(FOLDER / f"{name}.json", partial(result_of, name)) for name in names]
     record = {"sizes": SIZES, "heads": heads, "table_1_of_the_paper": PAPERS_TABLE}
-    text = json.dumps(record)
-    record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    write_atomically(RESULT, (json.dumps(record) + "\n").encode())
+    record = write_record(RESULT, record, digits=6)
     save_figure(RESULT.with_suffix(".png"), accuracy_figure(record))
     print("\n".join(markdown(record)))
 
 
 def result_of(name: str) -> dict:
-    """The result of a head, from an earlier run if there is one."""
-    path = FOLDER / f"{name}.json"
-    if not path.exists():
-        write_result(name, path)
-        print(f"{name} is done", file=sys.stderr, flush=True)
-    return json.loads(path.read_text())
-
-
-def write_result(name: str, path: Path) -> None:
-    """Fits a head, scores every rule on new inputs, and writes its numbers by rule and n."""
-    head = load_head(name)
+    """Fits a head and scores every rule on new inputs: its numbers by rule and n."""
     rules, facts = fit_rules(name)
-    evidence = score_head(head, SIZES, SCORED_SETS, 1, {PAPER: paper(), **rules})
+    scored = {PAPER: paper(), HARD: hard_attention(), **rules}
+    evidence = score_head(load_head(name), SIZES, SCORED_SETS, 1, scored)
     by_size = list(evidence.by("size").values())
-    result = {
+    numbers = {
         rule: {metric: [numbers_of(part, rule)[metric] for part in by_size] for metric in METRICS}
         | {"all": numbers_of(evidence, rule)}
         for rule in evidence.rules
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"head": name, **facts, "rules": result}).encode())
+    return {"head": name, **facts, "rules": numbers}
 
 
 def fit_rules(name: str) -> tuple[dict[str, Fit], dict]:
@@ -106,19 +100,15 @@ def fit_rules(name: str) -> tuple[dict[str, Fit], dict]:
         LEAST_SQUARES: FitOptions(loss=LEAST_SQUARES),
         CONSTANT: FitOptions(CONSTANT),
     }
-    rules, facts = {HARD: hard_attention()}, {"refused": {}}
-    for rule, given in options.items():
-        try:
-            fit = fit_solved(solved.collection, solved, "a", given).fit
-        except QualityError as refusal:
-            facts["refused"][rule] = str(refusal)
-            fit = fit_solved(solved.collection, solved, "a", given, refuse=False).fit
-        rules[rule] = fit
-    facts["degrees_of_freedom"] = rules[POLYNOMIAL].effective_degrees
-    facts["r_squared"] = {rule: rules[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)}
-    facts["coefficients"] = {rule: rules[rule].coefficients for rule in options}
-    facts["verdict"] = rules[POLYNOMIAL].verdict
-    return rules, facts
+    fitted = {rule: fit_even_if_refused(solved, given) for rule, given in options.items()}
+    rules = {rule: fit for rule, (fit, _) in fitted.items()}
+    return rules, {
+        "refused": {rule: refusal for rule, (_, refusal) in fitted.items() if refusal},
+        "degrees_of_freedom": rules[POLYNOMIAL].effective_degrees,
+        "r_squared": {rule: rules[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)},
+        "coefficients": {rule: rules[rule].coefficients for rule in options},
+        "verdict": rules[POLYNOMIAL].verdict,
+    }
 
 
 def numbers_of(items: Evidence, rule: str) -> dict[str, float]:
@@ -135,49 +125,32 @@ def values(record: dict, rule: str, metric: str) -> np.ndarray:
 
 
 def markdown(record: dict) -> list[str]:
-    """Tables of accuracy at every n, of NLL and ECE at every second, and of the fits."""
-    columns, few = head_rows(record["sizes"]), head_rows(record["sizes"][::2])
+    """Tables of means over the heads: accuracy at every n, and NLL and ECE at some."""
     published = record["table_1_of_the_paper"]
-    lines = [*columns, *mean_rows(record, "accuracy", percent)]
+    accuracy = [[name, *mean_cells(record, rule, "accuracy", SIZES)]
+                for rule, name in NAMES.items()]  # fmt: skip
     for name, key in (("baseline", "baseline"), ("its polynomial", "adaptive")):
-        cells = [*published[key], float(np.mean(published[key]))]
-        lines.append(row(f"*in the paper: {name}*", cells, "{:.1f}".format))
-    lines += ["", *few, *mean_rows(record, "nll", "{:.3f}".format, leave_out=HARD, step=2)]
-    lines += ["", *few, *mean_rows(record, "ece", percent, step=2)]
-    return [*lines, "", *fit_rows(record)]
+        cells = [*published[key], np.mean(published[key])]
+        accuracy.append([f"*in the paper: {name}*", *(f"{cell:.1f}" for cell in cells)])
+    losses = [[name, *mean_cells(record, rule, "nll", LOSS_SIZES),
+               *mean_cells(record, rule, "ece", LOSS_SIZES)]
+              for rule, name in NAMES.items()]  # fmt: skip
+    titles = [f"{metric}, {n}" for metric in ("NLL", "ECE") for n in columns(LOSS_SIZES)]
+    return [*table(["n", *columns(SIZES)], accuracy), "", *table(["n", *titles], losses)]
 
 
-def head_rows(sizes: list[int]) -> list[str]:
-    """The head of a table with a column for each n, and one for all of them."""
-    names = [*(f"{size:,}" for size in sizes), "all"]
-    return [row("n", names, str), "| --- |" + " ---: |" * len(names)]
+def columns(sizes: Sequence[int]) -> list[str]:
+    return [*(f"{size:,}" for size in sizes), "all"]
 
 
-def mean_rows(
-    record: dict, metric: str, in_words: Callable[[float], str], leave_out: str = "", step: int = 1
-) -> list[str]:
-    """A row for each rule: means over the heads, at every n or every second, and over all n."""
-    lines = []
-    for rule, name in NAMES.items():
-        if rule != leave_out:
-            of_all = np.mean([head["rules"][rule]["all"][metric] for head in record["heads"]])
-            by_size = values(record, rule, metric).mean(axis=0)[::step]
-            lines.append(row(name, [*by_size.tolist(), float(of_all)], in_words))
-    return lines
-
-
-def fit_rows(record: dict) -> list[str]:
-    """A row for each head: degrees of freedom, NLL over all n, and what was refused."""
-    rules = [rule for rule in NAMES if rule != HARD]
-    names = ["degrees of freedom", *(NAMES[r] for r in rules)]
-    lines = [row("head", names, str), "| --- |" + " ---: |" * len(names)]
-    for head in record["heads"]:
-        cells = [f"{head['degrees_of_freedom']:.1f}"]
-        for rule in rules:
-            refused = " (refused)" if rule in head["refused"] else ""
-            cells.append(f"{head['rules'][rule]['all']['nll']:.3f}{refused}")
-        lines.append(row(head["head"], cells, str))
-    return lines
+def mean_cells(record: dict, rule: str, metric: str, sizes: Sequence[int]) -> list[str]:
+    """Means over the heads at some n, and over all n: shares in per cent, NLL in nats."""
+    of_all = np.mean([head["rules"][rule]["all"][metric] for head in record["heads"]])
+    by_size = values(record, rule, metric).mean(axis=0)
+    means = [*(by_size[record["sizes"].index(n)] for n in sizes), of_all]
+    if metric == "nll":
+        return ["" if rule == HARD else f"{mean:.3f}" for mean in means]
+    return [f"{100 * mean:.1f}" for mean in means]
 
 
 @own_style()
@@ -211,19 +184,10 @@ def plot_gains(ax: Axes, record: dict) -> None:
     baseline = values(record, BASELINE, "accuracy")
     for rule, (style, width, _) in SHOWN.items():
         colour, _, dash = STYLES[style]
-        gain = 100 * (values(record, rule, "accuracy") - baseline)
-        error = gain.std(axis=0, ddof=1) / np.sqrt(len(gain))
-        ax.errorbar(record["sizes"], gain.mean(axis=0), error, color=colour, lw=width, ls=dash,
+        gain, error = mean_and_error(100 * (values(record, rule, "accuracy") - baseline))
+        ax.errorbar(record["sizes"], gain, error, color=colour, lw=width, ls=dash,
                     elinewidth=0.8, capsize=2)  # fmt: skip
     ax.set(ylabel="points over the baseline")
-
-
-def row(name: str, cells: list, in_words: Callable[..., str]) -> str:
-    return f"| {name} | " + " | ".join(map(in_words, cells)) + " |"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 if __name__ == "__main__":

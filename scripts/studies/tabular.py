@@ -10,7 +10,6 @@ scripts/studies/tabular.py --markdown  # prints the tables of its page from the 
 Existing results are kept. A seed takes 9 minutes of a core to train, and 9 to 14 for the rest.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import kept, load_model, on_one_core, save_model
-from tabular_model import TRAINED_ROWS, TableModel, log_p_of, new_model, train
+from small_models import load_model, on_one_core
+from study import kept, parse, study_parser, table, with_errors, write_record
+from tabular_model import TRAINED_ROWS, TableModel, log_p_of, train_into
 from tabular_tasks import (
     CLASSES,
     DATA_SETS,
@@ -39,7 +38,6 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.evidence.baselines import log_size_rule, one_constant
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 
@@ -65,20 +63,21 @@ SMALL = {
     "labels": torch.arange(8)[None] % CLASSES,
 }
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
-LABELS = {
+LABELS = {  # of the arms in the tables
     BASELINE: "baseline",
     "paper": "the paper's published polynomial",
     "best-constant": "best constant, all heads",
     "log-n": f"log n / log {TRAINED_ROWS[1]}, all heads",
     "constant": "constant by head, fitted",
-    LOG_SIZE: "log-size by head, fitted",
-    ENTROPY_AND_SIZE: "entropy-and-size by head, fitted",
+    OWN: "fitted rule (entropy-and-size by head)",
     "neighbours": "k nearest neighbours",
-    "regression": "logistic regression",
 }
+# Measure: title, scale and decimals.
 TITLES = {"accuracy": ("accuracy (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
-ON_DATA = (BASELINE, "paper", "best-constant", "log-n", OWN, "neighbours", "regression")
+ON_DATA = {arm: LABELS[arm] for arm in (BASELINE, "paper", OWN, "neighbours")}
+ON_DATA |= {"regression": "logistic regression"}
 COMPARED = (BASELINE, "best-constant", "log-n", "paper", "neighbours")
+TABLE_SIZES = (16, 1_024, 4_096)
 SHOWN = {
     BASELINE: "baseline", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
     OWN: "own", "neighbours": "hard",
@@ -94,8 +93,7 @@ def main() -> None:
         if name == "measure":
             record = {"seeds": SEEDS, "sizes": SIZES, "tables": MEASURED, "queries": QUERIES}
             record |= {"draws": DRAWS, "found": found}
-            write_atomically(RESULT, (json.dumps(record) + "\n").encode())
-            draw_scores(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+            draw_scores(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 def weights_of(seed: int) -> Path:
@@ -104,9 +102,7 @@ def weights_of(seed: int) -> Path:
 
 def train_model(seed: int) -> None:
     if not weights_of(seed).exists():
-        model = new_model(seed)
-        train(RUNS / f"{seed}.safetensors", model, seed, STEPS, RATE)
-        save_model(weights_of(seed), model.half())
+        train_into(weights_of(seed), seed, STEPS, RATE, RUNS / f"{seed}.checkpoint")
 
 
 def calibrate_model(seed: int) -> None:
@@ -254,35 +250,41 @@ def data_sizes(name: str) -> list[int]:
 
 def markdown(record: dict) -> list[str]:
     """Tables by labelled rows: scores, leads of the fitted rule, and scores on the data sets."""
-    lines, sizes = [], record["sizes"]
-    for measure, (title, scale, digits) in TITLES.items():
-        lines += ["", *header(title, sizes)]
-        for arm, label in LABELS.items():
-            cells = scale * pooled(record, "scores", arm, "random", measure)
-            lines.append(row(label, [f"{m:.{digits}f} ± {e:.{digits}f}" for m, e in cells]))
-    for measure, (title, scale, digits) in TITLES.items():
-        lines += ["", *header(f"{title}: fitted rule less others (in SE)", sizes)]
-        for arm in COMPARED:
-            cells = pooled(record, "leads", arm, "random", measure)
-            shown = [f"{scale * m:+.{digits}f} ({m / max(e, 1e-9):+.1f})" for m, e in cells]
-            lines.append(row(LABELS[arm], shown))
-    for measure, (title, scale, digits) in TITLES.items():
-        lines += ["", *header(title, [LABELS[arm] for arm in ON_DATA])]
-        for name in DATA_SETS:
-            of_arms = [scale * pooled(record, "scores", x, name, measure) for x in ON_DATA]
-            for size, *cells in zip(data_sizes(name), *of_arms, strict=True):
-                shown = [f"{m:.{digits}f} ± {e:.{digits}f}" for m, e in cells]
-                lines.append(row(f"{name}, {size:,} rows", shown))
-    return lines[1:]
+    places = [record["sizes"].index(size) for size in TABLE_SIZES]
+    titles = [f"{title}, {n:,}" for title, *_ in TITLES.values() for n in TABLE_SIZES]
+    scores = ([label, *(cells_of(record, arm, "random", measure)[i]
+                        for measure in TITLES for i in places)]
+              for arm, label in LABELS.items())  # fmt: skip
+    leads = ([LABELS[arm], *(leads_of(record, arm, measure)[i]
+                             for measure in TITLES for i in places)]
+             for arm in COMPARED)  # fmt: skip
+    lines = [*table(["labelled rows", *titles], scores), ""]
+    lines += table(["fitted rule less others (in SE)", *titles], leads)
+    for measure, (title, *_) in TITLES.items():
+        rows = (row for name in DATA_SETS for row in data_rows(record, name, measure))
+        lines += ["", *table([title, *ON_DATA.values()], rows)]
+    return lines
 
 
-def header(title: str, columns: list) -> list[str]:
-    names = [x if isinstance(x, str) else f"{x:,}" for x in columns]
-    return [row(title, names), "| --- |" + " ---: |" * len(names)]
+def cells_of(record: dict, arm: str, of: str, measure: str) -> list[str]:
+    """The scores of an arm by size."""
+    _, scale, digits = TITLES[measure]
+    return with_errors(*(scale * pooled(record, "scores", arm, of, measure).T), f".{digits}f")
 
 
-def row(label: str, cells: list[str]) -> str:
-    return f"| {label} | " + " | ".join(cells) + " |"
+def leads_of(record: dict, arm: str, measure: str) -> list[str]:
+    """What the fitted rule has more than an arm, by size, and that in standard errors."""
+    _, scale, digits = TITLES[measure]
+    means_and_errors = pooled(record, "leads", arm, "random", measure)
+    return [f"{scale * m:+.{digits}f} ({m / max(e, 1e-9):+.1f})" for m, e in means_and_errors]
+
+
+def data_rows(record: dict, name: str, measure: str) -> Iterator[list[str]]:
+    """The scores on a data set at its smallest and its largest number of labelled rows."""
+    sizes = data_sizes(name)
+    by_arm = [cells_of(record, arm, name, measure) for arm in ON_DATA]
+    for place in (0, -1):
+        yield [f"{name}, {sizes[place]:,} rows", *(cells[place] for cells in by_arm)]
 
 
 @own_style()

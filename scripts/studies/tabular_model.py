@@ -7,26 +7,20 @@ the keys, n of them, and attention needs no mask.
 """
 
 import math
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from small_models import save_model, train
 from tabular_tasks import CLASSES, FEATURES, Tables, draw
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from calibrate.storage.atomic_io import write_atomically
-
 TRAINED_ROWS = (8, 64)  # labelled rows of a table in training, least and most
 QUERIES, TABLES = 32, 48  # of a table and of a step in training
 WARM_UP = 200  # steps
-STEPS_PER_CHECKPOINT = 500
 
 
 class TableConfig(PreTrainedConfig):
@@ -134,62 +128,23 @@ def new_model(seed: int, **sizes: int) -> TableModel:
     return TableModel(TableConfig(**sizes))
 
 
-def random_loss(model: TableModel, rng: np.random.Generator, count: int = TABLES) -> Tensor:
+def random_loss(model: TableModel, rng: np.random.Generator) -> Tensor:
     """The mean NLL of the queries of random tables, of one of the trained sizes."""
     n = int(rng.integers(TRAINED_ROWS[0], TRAINED_ROWS[1] + 1))
-    tables = draw(rng, count, n, QUERIES)
+    tables = draw(rng, TABLES, n, QUERIES)
     right = torch.from_numpy(tables.labels[:, n:])
     return -log_p_of(model, tables).gather(-1, right[..., None]).mean()
 
 
-def train(
-    checkpoint: Path,
-    model: TableModel,
-    seed: int,
-    steps: int,
-    rate: float,
-    loss_of: Callable[[TableModel, np.random.Generator], Tensor] = random_loss,
-    steps_per_checkpoint: int = STEPS_PER_CHECKPOINT,
-) -> None:
-    """Trains on tables of the trained sizes, from the checkpoint if there is one.
+def train_into(folder: Path, seed: int, steps: int, rate: float, checkpoint: Path) -> None:
+    """Trains a model from the checkpoint if there is one, and saves it in half precision."""
+    model = new_model(seed)
 
-    Every step draws by its own number: interrupted or not, the weights are the same.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
-    first, start, losses = _restored(checkpoint, model, optimizer), time.monotonic(), []
-    model.train()
-    for step in range(first + 1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, step / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
-        loss = loss_of(model, np.random.default_rng([0, seed, step]))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % steps_per_checkpoint == 0:
-            print(f"{checkpoint.stem}: step {step:,}, loss {np.mean(losses[-200:]):.4f}, "
-                  f"{time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
-            _save(checkpoint, model, optimizer, step)
-    model.eval()
+    def rate_at(step: int) -> float:
+        return rate * min(1, step / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
 
+    def loss_at(step: int) -> Tensor:
+        return random_loss(model, np.random.default_rng([0, seed, step]))
 
-def _save(checkpoint: Path, model: TableModel, optimizer: torch.optim.Optimizer, step: int) -> None:
-    tensors = {"step": torch.tensor(step)}
-    for name, weights in model.named_parameters():
-        tensors[f"weights.{name}"] = weights.detach()
-        state = optimizer.state[weights]
-        tensors |= {f"{key}.{name}": state[key] for key in ("exp_avg", "exp_avg_sq")}
-    write_atomically(checkpoint, save(tensors))
-
-
-def _restored(checkpoint: Path, model: TableModel, optimizer: torch.optim.Optimizer) -> int:
-    """Steps that were done."""
-    if not checkpoint.exists():
-        return 0
-    tensors = load_file(checkpoint)
-    for name, weights in model.named_parameters():
-        weights.data.copy_(tensors[f"weights.{name}"])
-        moments = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[weights] = {"step": tensors["step"].float(), **moments}
-    return int(tensors["step"])
+    train(model, loss_at, rate_at, steps, folder.name, checkpoint)
+    save_model(folder, model.half())

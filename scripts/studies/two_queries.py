@@ -21,9 +21,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import command, kept, load_model, mean_and_error, on_one_core
+from small_models import load_model, on_one_core
+from study import (
+    kept,
+    mean_and_error,
+    parse,
+    run_calibrate,
+    study_parser,
+    table,
+    with_errors,
+    write_record,
+)
 from transformers import LlamaForCausalLM
 from two_queries_task import (
     ANSWER,
@@ -42,7 +51,6 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.evidence.baselines import log_size_rule, one_constant
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import attend_with, register
@@ -64,6 +72,8 @@ PROMPTS = 256
 TRAINED_TOKENS = 64  # prompts count by powers of two, and the largest in training has 33
 THROUGH = "-through"
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
+# Kind and size of the columns of the tables; at 32 items every arm answers "one".
+COLUMNS = [("one", 512), ("one", 1_024), ("many", 32), ("many", 512), ("many", 1_024)]
 SHOWN = {  # in the figure, with their styles
     BASELINE: STYLES[BASELINE],
     "paper": STYLES["paper"],
@@ -100,8 +110,7 @@ def main() -> None:
             record = {"seeds": list(SEEDS), "sizes": SIZES, "prompts": PROMPTS}
             rows = iter(results)
             record["found"] = {n: [next(rows) for _ in SEEDS] for n in HEADS}
-            write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
-            draw_accuracy(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+            draw_accuracy(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 class Trial(NamedTuple):
@@ -147,8 +156,8 @@ def calibrate_model(trial: Trial) -> None:
     if not (STORE / trial.name).exists():
         captured, run = RUNS / f"{trial.name}-captured", RUNS / trial.name
         capture_model(trial, captured)
-        command("collect", "--logits", captured, "--out", run)
-        command("fit", run, "--name", trial.name, "--store", STORE)
+        run_calibrate("collect", "--logits", captured, "--out", run)
+        run_calibrate("fit", run, "--name", trial.name, "--store", STORE)
 
 
 def capture_model(trial: Trial, folder: Path) -> None:
@@ -181,10 +190,11 @@ def fit_through_model(trial: Trial) -> None:
         for tokens, answer in islice(pairs(trial.seed, size, kind), CALIBRATION_PROMPTS)
     ]
     prompts.write_text("\n".join(lines))
-    command("model", "collect", "--model", folder, "--prompts", prompts, "--out", trial.examples)
-    command("model", "fit", trial.examples, "--name", trial.name + THROUGH, "--store", STORE,
-            "--kind", LOG_SIZE, "--sharing", "global",
-            "--trained-up-to", TRAINED_TOKENS)  # fmt: skip
+    run_calibrate("model", "collect", "--model", folder, "--prompts", prompts,
+                  "--out", trial.examples)  # fmt: skip
+    run_calibrate("model", "fit", trial.examples, "--name", trial.name + THROUGH, "--store", STORE,
+                  "--kind", LOG_SIZE, "--sharing", "global",
+                  "--trained-up-to", TRAINED_TOKENS)  # fmt: skip
 
 
 def pairs(seed: int, size: int, kind: str) -> Iterator[tuple[list[int], int]]:
@@ -286,28 +296,25 @@ def with_oracle(model: LlamaForCausalLM) -> Callable[[Prompts], None]:
 
 
 def accuracies_by_arm(record: dict, heads: int) -> dict[str, dict[str, np.ndarray]]:
-    """Arm -> kind -> accuracy (seeds, sizes)."""
+    """Arm -> kind -> accuracy (seeds, sizes), per cent."""
     models = record["found"][str(heads)]
     return {
-        arm: {kind: np.array([model["arms"][arm][kind] for model in models]) for kind in KINDS}
+        arm: {kind: 100 * np.array([of["arms"][arm][kind] for of in models]) for kind in KINDS}
         for arm in LABELS if arm in models[0]["arms"]
     }  # fmt: skip
 
 
 def markdown(record: dict) -> list[str]:
-    """A table for each model and kind of query: per cent, mean of the seeds ± standard error."""
+    """A table for each model: per cent, means of the seeds with their standard errors."""
+    titles = [f"“{kind}”, {size:,}" for kind, size in COLUMNS]
     lines = []
     for heads in HEADS:
-        for kind in KINDS:
-            sizes = [f"{size:,}" for size in record["sizes"]]
-            lines += [f"| {heads} heads, query “{kind}”, n | " + " | ".join(sizes) + " |"]
-            lines += ["| --- |" + " ---: |" * len(sizes)]
-            for arm, accuracies_of in accuracies_by_arm(record, heads).items():
-                mean, error = mean_and_error(100 * accuracies_of[kind])
-                cells = [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
-                lines.append(f"| {LABELS[arm]} | " + " | ".join(cells) + " |")
-            lines.append("")
-    return lines[:-1]
+        rows = []
+        for arm, by_kind in accuracies_by_arm(record, heads).items():
+            shown = [by_kind[kind][:, record["sizes"].index(n)] for kind, n in COLUMNS]
+            rows.append([LABELS[arm], *with_errors(*mean_and_error(np.transpose(shown)), ".1f")])
+        lines += ["", *table([f"{heads} heads", *titles], rows)]
+    return lines[1:]
 
 
 @own_style()
@@ -316,7 +323,7 @@ def draw_accuracy(path: Path, record: dict) -> None:
     axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
     for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
         for arm, (colour, marker, dash) in SHOWN.items():
-            mean, error = mean_and_error(100 * accuracies_by_arm(record, heads)[arm][kind])
+            mean, error = mean_and_error(accuracies_by_arm(record, heads)[arm][kind])
             ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
                         lw=1.6, capsize=2, label=LABELS[arm])  # fmt: skip
         sizes_axis(ax, record["sizes"])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from small_models import save_model, train
+from small_models import save_model, train, warm_up_and_cosine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LEVELS, CLASSES = 64, 8
@@ -110,7 +110,7 @@ def train_into(folder: Path, model: LlamaForCausalLM, seed: int, steps: int, rat
         answer = torch.from_numpy(np.concatenate([part.answer for part in drawn]))
         return torch.nn.functional.cross_entropy(logits, answer)
 
-    train(model, loss_at, steps, rate, WARM_UP, folder.name)
+    train(model, loss_at, warm_up_and_cosine(rate, WARM_UP, steps), steps, folder.name)
     save_model(folder, model)
 
 
