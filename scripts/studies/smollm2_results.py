@@ -1,12 +1,11 @@
 """Results of the studies of SmolLM2: record, tables and figure; and the folders of its model."""
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from study import table
 
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
@@ -19,22 +18,18 @@ MODEL = RUNS / MODEL_NAME  # made by the step `get` of smollm2.py
 
 TEXT, ALL = "text", "all"
 MEASURED = (RIGHT, LOG_P, KL)
-LAYERS, HEAD_SCALE, VERSION_2 = "layers", "head-scale", "version-2"
 OWN_POLYNOMIAL = "own-polynomial"
-LOOSER, POLYNOMIAL_LOOSER = "own-looser", "own-polynomial-looser"
 SHOWN = {OWN: "constants", OWN_POLYNOMIAL: "polynomials"}  # in the tables
 LABELS = {BASELINE: "baseline", **SHOWN}  # in the figure
 FORMATS = {RIGHT.name: (100, ".1f"), LOG_P.name: (1, ".3f"), KL.name: (1, ".4f")}
 TOKENS = {256: 250, 1_024: 900, 2_048: 2_000}  # of prompts, by the nominal length in the record
-# Pairs of rules that are compared: the first less the second.
-PAIRS = {OWN_POLYNOMIAL: OWN, POLYNOMIAL_LOOSER: LOOSER, OWN: VERSION_2}
 SIGNED = ("gain", "lead")
 
 Row = dict[str, Any]
 
 
 def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Every template and length; the mean of the templates of a kind at each length; of both.
+    """Every template and length, and the mean of the templates of a kind at each length.
 
     Args:
       evidence: of rules by their names in the record.
@@ -67,65 +62,40 @@ def text_harms(evidence: Evidence) -> list[Row]:
     ]
 
 
-def joined(record: Row, before: Row | None) -> Row:
-    """A record with what an earlier one of the same fits has of other sets of examples.
-
-    So an evaluation of some sets replaces theirs alone. The times stay those of the earlier one.
-    """
-    record = json.loads(json.dumps(record))
-    same = ("package", "fingerprint", "verdicts")
-    if before is None or any(before.get(name) != record[name] for name in same):
-        return record
-    measured_again = {(row["kind"], row["length"]) for row in record["found"]}
-    kept = [row for row in before["found"] if (row["kind"], row["length"]) not in measured_again]
-    if not kept:
-        return record
-    lengths = {row["length"] for row in record["harm"]}
-    harm = [row for row in before.get("harm", []) if row["length"] not in lengths]
-    return record | {
-        "baselines": before["baselines"] | record["baselines"],
-        "found": sorted(kept + record["found"], key=_rank),
-        "harm": sorted(harm + record["harm"], key=_rank),
-        "times": before["times"],
-    }
-
-
-def _rank(row: Row) -> float:
-    """Orders rows by their length; those of all lengths are last."""
-    return math.inf if row["length"] == ALL else row["length"]
-
-
-def _parts(
-    evidence: Evidence, templates: Sequence[str]
-) -> Iterator[tuple[str, int | str, Evidence]]:
-    """(template or ALL, length or ALL, examples)."""
+def _parts(evidence: Evidence, templates: Sequence[str]) -> Iterator[tuple[str, int, Evidence]]:
+    """(template or ALL, length, examples)."""
     chosen = np.array([stratum.template in templates for stratum in evidence.strata])
     of_kind = evidence.where(chosen[evidence.stratum])
-    by_length = of_kind.by("size")
-    for length, part in by_length.items():
+    for length, part in of_kind.by("size").items():
         by_template = part.by("template")
         for template, one in by_template.items():
             yield template, length, one
         if len(by_template) > 1:
             yield ALL, length, part
-    if len(by_length) > 1:
-        yield ALL, ALL, of_kind
 
 
 def _numbers(evidence: Evidence, rule: str, metric: Metric) -> dict[str, tuple[float, float]]:
-    """Means and errors: of the rule, of its gain, and of its lead over the other of its pair."""
+    """Means and errors: of the rule, of its gain, and of the polynomials' lead over constants."""
     numbers = {"mean": evidence.mean(rule, metric), "gain": evidence.gain(rule, metric)}
-    other = PAIRS.get(rule)
-    if other in evidence.rules:
-        numbers["lead"] = evidence.gain(rule, metric, over=other)
+    if rule == OWN_POLYNOMIAL and OWN in evidence.rules:
+        numbers["lead"] = evidence.gain(rule, metric, over=OWN)
     return {name: (estimate.mean, estimate.error) for name, estimate in numbers.items()}
 
 
 def markdown(record: Row) -> list[str]:
-    """Tables of answers, of text, of harm to text, and of polynomials less constants."""
-    rows = record["found"]
-    answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
-    means = [row for row in answers if row["template"] == ALL]
+    """Tables of answers, of text, and of polynomials less constants.
+
+    Templates and domains have rows at their shortest length; the means of all, at every length.
+    """
+    shortest = {
+        kind: min(row["length"] for row in record["found"] if row["kind"] == kind)
+        for kind in ("held-out", TEXT)
+    }
+    rows = [
+        row for row in record["found"]
+        if row["template"] == ALL or row["length"] == shortest[row["kind"]]
+    ]  # fmt: skip
+    answers = [row for row in rows if row["kind"] != TEXT]
     exact, log_p, kl = RIGHT.name, LOG_P.name, KL.name
     of_answers = [Column("exact match of the baseline, %", BASELINE, exact, "mean")]
     of_answers += [Column(f"{SHOWN[rule]}: points", rule, exact, "gain") for rule in SHOWN]
@@ -134,29 +104,10 @@ def markdown(record: Row) -> list[str]:
     leads = [Column("exact match, points", OWN_POLYNOMIAL, exact, "lead"),
              Column("log-likelihood, nats", OWN_POLYNOMIAL, log_p, "lead")]  # fmt: skip
     return [
-        *_table("template", answers, of_answers), "", *_table("text", text, of_text), "",
-        *_of_harm(record.get("harm", [])), "",
-        *_table("polynomials less constants", means, leads),
+        *_table("template", answers, of_answers), "",
+        *_table("text", [row for row in rows if row["kind"] == TEXT], of_text), "",
+        *_table("polynomials less constants", [r for r in answers if r["template"] == ALL], leads),
     ]  # fmt: skip
-
-
-def _of_harm(harms: Sequence[Row]) -> list[str]:
-    """Harm to all text, in the measures of llama.cpp."""
-    titles = (
-        "perplexity of the baseline",
-        "perplexity",
-        "99.9th percentile of the KL per token, nats",
-        "same top token, %",
-    )
-    lines = ["| all text | length | tokens | " + " | ".join(titles) + " |"]
-    lines += ["| --- | ---: | ---: |" + " ---: |" * len(titles)]
-    for row in harms:
-        if row["rule"] in SHOWN:
-            numbers = [f"{row[x]:.2f}" for x in ("baseline_perplexity", "perplexity")]
-            numbers += [f"{row['kl_999']:.3f}", f"{100 * row['same_top']:.2f}"]
-            cells = [SHOWN[row["rule"]], f"{row['length']:,}", f"{row['n_tokens']:,}", *numbers]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
 
 
 class Column(NamedTuple):
@@ -170,15 +121,12 @@ class Column(NamedTuple):
 
 def _table(head: str, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """A line for each row; the numbers of rules that a row lacks are empty."""
-    lines = [f"| {head} | length | examples | " + " | ".join(x.title for x in columns) + " |"]
-    lines += ["| --- | ---: | ---: |" + " ---: |" * len(columns)]
-    for row in rows:
-        cells = [_cell(row, column) for column in columns]
-        length = ALL if row["length"] == ALL else tokens_of(row["length"])
-        lines.append(
-            f"| {row['template']} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |"
-        )
-    return lines
+    cells = (
+        [row["template"], tokens_of(row["length"]), f"{row['examples']:,}",
+         *(_cell(row, column) for column in columns)]
+        for row in rows
+    )  # fmt: skip
+    return table([head, "length", "examples", *(column.title for column in columns)], cells)
 
 
 def tokens_of(length: int) -> str:
@@ -219,7 +167,7 @@ def draw_results(path: Path, record: Row) -> None:
 @own_style()
 def figure_of(record: Row) -> Any:
     """A row of panels for each measure, a panel for each length, and in it rules by template."""
-    rows = [row for row in record["found"] if ALL not in (row["template"], row["length"])]
+    rows = [row for row in record["found"] if row["template"] != ALL]
     panels = [_panels(rows, *measure) for measure in DRAWN]
     n_columns = max(map(len, panels))
     figure = new_figure(8, 2.1 * len(panels) + 0.4)
