@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from deployed_heads import draw_figure, evaluate, markdown, rules_of
+from deployed_heads import draw_figure, evaluate, rules_of
 from deployed_rules import (
     ETS,
     FittedRule,
@@ -15,7 +15,7 @@ from deployed_rules import (
     fit_all,
     score,
 )
-from deployed_tables import auroc_error, signed
+from deployed_tables import auroc_error, markdown, signed
 from deployed_users import Matches, accepted_answers, match_record, matches_of
 from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
@@ -53,6 +53,17 @@ def test_the_page_has_the_numbers_of_the_record_that_no_table_has():
     last = polynomial["domain"][1]
     beta = np.polyval(polynomial["coefficients"], last)
     assert f"falls to {beta:.1f} at {last:.2f} nats" in page
+    for head in ("lighterglue", "lightglue-disk"):
+        matches = record["heads"][head]["user"]
+        shown = [
+            f"{100 * of['precision']:.1f} and {100 * of['recall']:.1f} %"
+            for of in (matches["constant"]["chosen"], matches["baseline"]["library"])
+        ]
+        assert f"({' against '.join(shown)})" in page
+    for head in record["heads"].values():
+        ece = {rule: of["ece"] for rule, of in head["test"]["rules"].items()}
+        others = ("log-size", "entropy-and-size", ETS)
+        assert max(abs(ece[rule] - ece["constant"]) for rule in others) < 0.006
 
 
 def test_a_bound_below_0_keeps_its_sign():

@@ -23,6 +23,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +41,14 @@ from deployed_rules import (
     fit_all,
     score,
 )
-from deployed_tables import LABELS, tables
+from deployed_tables import LABELS, markdown
 from deployed_users import accepted_answers, match_record
-from study import parse, study_parser
+from study import kept, parse, study_parser, write_record
 
 import calibrate
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import OTHERS, STYLES, new_figure, own_style, save_figure
-from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.saving import save_to_store
 
 ROOT = Path(__file__).parents[2]
@@ -107,28 +107,23 @@ def score_heads() -> None:
     """Fits every rule to the calibration split of each head, and scores it on the test split."""
     heads = {}
     for name, folder in heads_with_rows():
-        path = folder / "scores.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(result_of(name, folder)).encode())
-            print(f"{name}: scored", file=sys.stderr, flush=True)
-        heads[name] = json.loads(path.read_text())
-    write_record({"heads": heads})
+        heads[name] = kept(folder / "scores.json", partial(result_of, name, folder))
+    save({"heads": heads})
 
 
 def confirm() -> None:
     """Scores the fitted rules on the clusters that are kept aside."""
     record = json.loads(RESULT.read_text())
-    kept = {}
+    parts = {}
     for name, folder in heads_with_rows():
         rules = rules_of(record["heads"][name]["fits"])
-        kept[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(RESERVE), rules)
-    write_record({"heads": record["heads"], "kept": kept})
+        parts[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(RESERVE), rules)
+    save({"heads": record["heads"], "kept": parts})
 
 
-def write_record(record: dict[str, Any]) -> None:
+def save(record: dict[str, Any]) -> None:
     """Writes the record with floats of five digits, and draws its figure."""
-    write_atomically(RESULT, (json.dumps(rounded(record), indent=1) + "\n").encode())
-    draw_figure(json.loads(RESULT.read_text()), RESULT.with_suffix(".png"))
+    draw_figure(write_record(RESULT, rounded(record)), RESULT.with_suffix(".png"))
 
 
 def rounded(value: Any) -> Any:
@@ -307,11 +302,6 @@ def plot_improvements(ax: Any, heads: Mapping[str, Any]) -> None:
     ax.set_yticks(range(len(heads)), [LABELS[head] for head in heads])
     ax.set_title("Improvement over a constant", fontsize=10)
     ax.set(xlabel="NLL, nats", ylim=(len(heads) - 0.5, -0.5))
-
-
-def markdown(record: dict[str, Any]) -> list[str]:
-    """The tables of the page, one for each question."""
-    return tables(record)
 
 
 STEPS = {"rows": make_rows, "score": score_heads, "confirm": confirm, "ship": ship}

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
+from study import fit_even_if_refused
 
 from calibrate.core.entropy import row_entropy
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, RuleForm
 from calibrate.defaults import MAX_BETA, MIN_BETA
-from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.calibration_error import (
     Reliability,
@@ -29,7 +29,6 @@ from calibrate.evidence.calibration_error import (
     reliability,
 )
 from calibrate.evidence.evidence import BASELINE
-from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.fit_rule import can_have_slope, fit_rules
 from calibrate.fitting.held_out import list_procedures
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
@@ -187,14 +186,9 @@ def fit_all(rows: HeadRows, head: str) -> Calibration:
     }
     rules[ETS] = FittedRule(ETS, fit_ets(solved), [])
     rules[PAPER] = FittedRule(PAPER, list(paper().coefficients), list(paper().only.domain))
-    refusal = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            fit = fit_solved(collection, solved, head, options).fit
-        except QualityError as failure:
-            refusal = str(failure)
-            fit = fit_solved(collection, solved, head, options, refuse=False).fit
+        fit, refusal = fit_even_if_refused(solved, options, head)
     kinds = {record["kind"]: record["nll"] for record in fit.evidence.get("kinds", [])}
     ordered = {name: rules[name] for name in RULES if name in rules}
     return Calibration(ordered, fit.verdict, refusal, kinds)

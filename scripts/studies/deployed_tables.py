@@ -1,10 +1,11 @@
-"""The tables of the page of deployed heads, from its record."""
+"""The tables of the page of deployed heads, from its record, which has more rules and sizes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployed_rules import ETS, RULES
+from study import table
 
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.baselines import PAPER
@@ -24,7 +25,8 @@ BY_OTHERS = ((ETS, CONSTANT), (LEAST_SQUARES, CONSTANT), (PAPER, CONSTANT), (PAP
 SHORT = RULES | {POLYNOMIAL: "polynomial", LEAST_SQUARES: "the paper's procedure",
                  PAPER: "published polynomial"}  # fmt: skip
 BY_SIZE = (BASELINE, CONSTANT, LOG_SIZE, POLYNOMIAL)
-MATCHED = (BASELINE, CONSTANT)
+SIZES = ("128", "256")  # of RXNMapper: the largest number of atoms of a range
+WITH_ECE = (BASELINE, CONSTANT, POLYNOMIAL, LEAST_SQUARES, PAPER)
 KEPT = "kept aside"
 ANSWERS = {
     "before": "as it is",
@@ -33,7 +35,7 @@ ANSWERS = {
 }
 
 
-def tables(record: dict[str, Any]) -> list[str]:
+def markdown(record: dict[str, Any]) -> list[str]:
     """Every table of the page, with an empty line between two."""
     heads, kept = record["heads"], record.get("kept", {})
     parts = {LABELS[name]: head["test"] for name, head in heads.items()}
@@ -44,16 +46,14 @@ def tables(record: dict[str, Any]) -> list[str]:
     }
     parts |= {f"{LABELS[name]}, {KEPT}": part for name, part in kept.items()}
     reactions = {name: heads[name]["user"] for name in LABELS if is_reaction(heads.get(name))}
-    matches = {n: h["user"] for n, h in heads.items() if h["user"] and "pairs" in h["user"]}
     of_rxnmapper = {"test": heads.get("rxnmapper", {}).get("test"), KEPT: kept.get("rxnmapper")}
     made = [
         improvements(parts, ["rows, groups, clusters", "misranked"], FITTED),
         improvements({LABELS[name]: head["test"] for name, head in heads.items()}, [], BY_OTHERS),
-        [*by_rule(heads, "NLL, nats", lambda rule: f"{rule['nll']:.3f}"), *constants(heads)],
-        by_rule(heads, "ECE (chance level), %, of rows with one right item", ece_cell),
+        constants(heads),
+        calibration_errors(heads),
         sizes({name: part for name, part in of_rxnmapper.items() if part}),
         package_table(reactions) if reactions else [],
-        match_table(matches) if matches else [],
     ]
     return [line for part in made if part for line in ["", *part]][1:]
 
@@ -61,15 +61,6 @@ def tables(record: dict[str, Any]) -> list[str]:
 def is_reaction(head: dict[str, Any] | None) -> bool:
     """True for a head with answers of its package."""
     return bool(head and head["user"] and "reactions" in head["user"])
-
-
-def head_of(names: list[str]) -> list[str]:
-    """The first two lines of a table, whose first column is text."""
-    return [line(*names), "| --- |" + " ---: |" * (len(names) - 1)]
-
-
-def line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def interval(values: list[float]) -> str:
@@ -88,29 +79,36 @@ def improvements(
 ) -> list[str]:
     """Improvements of NLL on each head, with their intervals, beside the columns of `counts`."""
     titles = [f"{SHORT[a]} over {SHORT[b]}" for a, b in pairs]
-    lines = head_of(["head", *counts, *titles])
+    rows = []
     for name, part in parts.items():
-        rows = ", ".join(f"{part[key]:,}" for key in ("rows", "groups", "clusters"))
-        cells = [rows, percent(part["misranked"])] if counts else []
+        counted = ", ".join(f"{part[key]:,}" for key in ("rows", "groups", "clusters"))
+        cells = [counted, percent(part["misranked"])] if counts else []
         cells += [interval(part["improvement"][f"{a} over {b}"]) for a, b in pairs]
-        lines.append(line(name, *cells))
-    return lines
-
-
-def by_rule(heads: dict[str, Any], title: str, cell_of: Any) -> list[str]:
-    """A line for each rule, and a column for each head."""
-    lines = head_of([title, *(LABELS[name] for name in heads)])
-    for rule, label in RULES.items():
-        found = (head["test"]["rules"].get(rule) for head in heads.values())
-        lines.append(line(label, *(cell_of(x) if x else "not fitted" for x in found)))
-    return lines
+        rows.append([name, *cells])
+    return table(["head", *counts, *titles], rows)
 
 
 def constants(heads: dict[str, Any]) -> list[str]:
-    """The NLL of the constant on the calibration split, held out by folds, and its beta."""
-    nll = (f"{head['calibration']['kinds'][CONSTANT]:.3f}" for head in heads.values())
-    beta = (f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}" for head in heads.values())
-    return [line("*constant, folds of the calibration split*", *nll), line("*its beta*", *beta)]
+    """NLL of softmax and of the constant, on the test split and on folds; beta of the constant."""
+
+    def row(label: str, cell_of: Callable[[dict[str, Any]], str]) -> list[str]:
+        return [label, *map(cell_of, heads.values())]
+
+    return table(["NLL, nats", *(LABELS[name] for name in heads)], [
+        row("softmax", lambda head: f"{head['test']['rules'][BASELINE]['nll']:.3f}"),
+        row("constant", lambda head: f"{head['test']['rules'][CONSTANT]['nll']:.3f}"),
+        row("*constant, folds of the calibration split*",
+            lambda head: f"{head['calibration']['kinds'][CONSTANT]:.3f}"),
+        row("*its beta*", lambda head: f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}"),
+    ])  # fmt: skip
+
+
+def calibration_errors(heads: dict[str, Any]) -> list[str]:
+    """The ECE of some rules on each head."""
+    rows = ([RULES[rule], *(ece_cell(head["test"]["rules"][rule]) for head in heads.values())]
+            for rule in WITH_ECE)  # fmt: skip
+    title = "ECE (chance level), %, of rows with one right item"
+    return table([title, *(LABELS[name] for name in heads)], rows)
 
 
 def ece_cell(rule: dict[str, float]) -> str:
@@ -123,21 +121,20 @@ def percent(share: float | None) -> str:
 
 def sizes(parts: dict[str, dict[str, Any]]) -> list[str]:
     """NLL of some rules of RXNMapper by number of atoms; the record has the largest of a range."""
-    lines = head_of(["RXNMapper, atoms", "rows", "misranked", *(SHORT[rule] for rule in BY_SIZE)])
+    rows = []
     for name, found in parts.items():
-        for n, part in found["sizes"].items():
+        for n in SIZES:
+            part = found["sizes"][n]
             cells = [f"{part['nll'][rule]:.3f}" for rule in BY_SIZE]
             label = f"{name}, {int(n) // 2 + 1}-{n}"
-            lines.append(line(label, f"{part['rows']:,}", percent(part["misranked"]), *cells))
-    return lines
+            rows.append([label, f"{part['rows']:,}", percent(part["misranked"]), *cells])
+    titles = ["rows", "misranked", *(SHORT[rule] for rule in BY_SIZE)]
+    return table(["RXNMapper, atoms", *titles], rows)
 
 
 def package_table(reactions: dict[str, Any]) -> list[str]:
     """What the packages of reaction heads answer, as they are and with the constant."""
-    lines = head_of(
-        ["package's own answer", "reactions", "wrong", "mapped right", "change, points",
-         "AUROC of its confidence", "ECE of its confidence (chance level), %"]
-    )  # fmt: skip
+    rows = []
     for name, user in reactions.items():
         mean, low, high = (100 * x for x in user["difference"])
         change = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
@@ -147,8 +144,11 @@ def package_table(reactions: dict[str, Any]) -> list[str]:
                 cells = [f"{user['reactions']}", f"{wrong}", percent(answer["reactions"])]
                 cells.append(change if key == "after" else "")
                 cells += [auroc_cell(answer["separation"], user["reactions"], wrong)]
-                lines.append(line(f"{LABELS[name]}, {label}", *cells, ece_cell(answer)))
-    return lines
+                rows.append([f"{LABELS[name]}, {label}", *cells, ece_cell(answer)])
+    return table(
+        ["package's own answer", "reactions", "wrong", "mapped right", "change, points",
+         "AUROC of its confidence", "ECE of its confidence (chance level), %"], rows
+    )  # fmt: skip
 
 
 def auroc_cell(auroc: float | None, reactions: int, wrong: int) -> str:
@@ -168,19 +168,3 @@ def auroc_error(auroc: float, right: int, wrong: int) -> float:
     variance = auroc * (1 - auroc) + (right - 1) * (two_right - auroc**2)
     variance += (wrong - 1) * (two_wrong - auroc**2)
     return math.sqrt(variance / (right * wrong))
-
-
-def match_table(heads: dict[str, dict[str, Any]]) -> list[str]:
-    """Precision and recall of accepted matches by head and rule."""
-    lines = head_of(
-        ["matches", "pairs and sizes", "precision at 0.1", "recall at 0.1",
-         "threshold chosen anew", "precision", "recall"]
-    )  # fmt: skip
-    for name, user in heads.items():
-        for rule in MATCHED:
-            of = user[rule]
-            cells = [percent(of["library"][key]) for key in ("precision", "recall")]
-            cells.append(f"{of['threshold']:.3f}")
-            cells += [percent(of["chosen"][key]) for key in ("precision", "recall")]
-            lines.append(line(f"{LABELS[name]}, {SHORT[rule]}", f"{user['pairs']['1']}", *cells))
-    return lines
