@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import small_models
 import torch
-from clrs_text_results import difference, draw_differences, markdown, means
+from clrs_text_results import difference, means
 from clrs_text_task import PIECES, SPAN, TASKS
 from study import mean_and_error
-from study_pages import STUDIES, assert_tables_are, page_of, record_of
+from study_pages import STUDIES, page_of, record_of
 
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
@@ -155,12 +155,6 @@ def test_differences_are_the_means_of_tasks_seed_by_seed():
     }
     found = difference(arms, ("own", "plain"), "right")
     np.testing.assert_allclose(found, [[0.25, 0], [0.5, 0]])
-
-
-def test_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
-    assert_tables_are("clrs-text", markdown(record))
-    draw_differences(tmp_path / "x.png", record)
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_the_log_likelihoods_of_the_record(record):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from deployed_heads import draw_figure, evaluate, rules_of
+from deployed_heads import evaluate, rules_of
 from deployed_rules import (
     ETS,
     FittedRule,
@@ -15,25 +15,16 @@ from deployed_rules import (
     fit_all,
     score,
 )
-from deployed_tables import auroc_error, markdown, signed
+from deployed_tables import auroc_error, signed
 from deployed_users import Matches, accepted_answers, match_record, matches_of
 from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
-from study_pages import assert_tables_are, page_of, record_of
+from study_pages import page_of, record_of
 
 import calibrate
 from calibrate.storage.npz import write_arrays
 
 PLANTED = [0.5, 1.2]  # a and b of ETS
-
-
-def test_the_tables_are_the_record():
-    assert_tables_are("deployed-heads", markdown(record_of("deployed-heads")))
-
-
-def test_the_figure_of_the_record_is_drawn(tmp_path):
-    draw_figure(record_of("deployed-heads"), tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_the_numbers_of_the_record_that_no_table_has():

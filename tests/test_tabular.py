@@ -9,7 +9,7 @@ import tabular_model
 import tabular_tasks
 import torch
 from study import mean_and_error
-from study_pages import STUDIES, assert_tables_are, page_of, record_of
+from study_pages import STUDIES, page_of, record_of
 
 import calibrate
 from calibrate.core.rule import RuleForm
@@ -145,13 +145,6 @@ def test_peers_know_a_simple_table(study):
         np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
     one = tables._replace(labels=np.full_like(labels, 2))
     assert study["score"](tabular_tasks.regression, one)[0] == 1
-
-
-def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
-    record = record_of("tabular")
-    assert_tables_are("tabular", study["markdown"](record))
-    study["draw_scores"](tmp_path / "x.png", record)
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_answer_and_its_costs_are_the_record(study):

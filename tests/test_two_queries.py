@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import two_queries_task
 from study import mean_and_error
-from study_pages import STUDIES, assert_tables_are, page_of, record_of
+from study_pages import STUDIES, page_of, record_of
 
 RECORD = record_of("two-queries")
 
@@ -50,12 +50,6 @@ def test_shipped_weights_know_the_task_and_disperse(study, model):
     study["apply"](model, study["one_constant"](2.0))
     assert accuracy(512) > plain + 0.1
     assert accuracy(512, study["with_oracle"](model)) > 0.95
-
-
-def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
-    assert_tables_are("two-queries", study["markdown"](RECORD))
-    study["draw_accuracy"](tmp_path / "x.png", RECORD)
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_the_paired_differences_of_the_record(study):

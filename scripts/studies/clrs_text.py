@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from clrs_text_results import LABELS, draw_differences, gathered, markdown
+from clrs_text_results import LABELS, draw_record, gathered, markdown
 from clrs_text_task import (
     TASKS,
     TRAINED_LENGTHS,
@@ -253,7 +253,7 @@ def write_result() -> None:
         "own": [described(rule_of("own", seed)) for seed in SEEDS],
         "arms": gathered(scored),
     }  # fmt: skip
-    draw_differences(RESULT.with_suffix(".png"), write_record(RESULT, record))
+    draw_record(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 def described(own: Fit) -> dict:

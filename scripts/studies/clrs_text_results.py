@@ -96,7 +96,7 @@ def markdown(record: dict) -> list[str]:
 
 
 @own_style()
-def draw_differences(path: Path, record: dict) -> None:
+def draw_record(path: Path, record: dict) -> None:
     """Differences of exact match by length, over all tasks, with standard errors over seeds."""
     figure = new_figure(7.4, 4.6)
     ax = figure.add_subplot()

@@ -123,7 +123,7 @@ def confirm() -> None:
 
 def save(record: dict[str, Any]) -> None:
     """Writes the record with floats of five digits, and draws its figure."""
-    draw_figure(write_record(RESULT, rounded(record)), RESULT.with_suffix(".png"))
+    draw_record(RESULT.with_suffix(".png"), write_record(RESULT, rounded(record)))
 
 
 def rounded(value: Any) -> Any:
@@ -256,7 +256,7 @@ def ship() -> None:
 
 
 @own_style()
-def draw_figure(record: dict[str, Any], path: Path) -> None:
+def draw_record(path: Path, record: dict[str, Any]) -> None:
     """Calibration of RXNMapper's head, and the improvement over a constant on every head."""
     figure = new_figure(8, 3.9)
     left, right = figure.subplots(1, 2)

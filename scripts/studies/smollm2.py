@@ -33,7 +33,7 @@ from smollm2_results import (
     RUNS,
     TEXT,
     Row,
-    draw_results,
+    draw_record,
     markdown,
     measured,
     text_harms,
@@ -203,7 +203,7 @@ def evaluate(options: argparse.Namespace) -> None:
         "verdicts": {rule: fit.verdict for rule, fit in fits.items()},
         "found": found, "harm": harm,
     }  # fmt: skip
-    draw_results(RESULT.with_suffix(".png"), write_record(RESULT, record))
+    draw_record(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 STEPS = {"get": get_model, "collect": collect, "fit": fit, "evaluate": evaluate}

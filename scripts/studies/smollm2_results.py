@@ -159,7 +159,7 @@ DRAWN = (
 )
 
 
-def draw_results(path: Path, record: Row) -> None:
+def draw_record(path: Path, record: Row) -> None:
     """Saves the figure of a record."""
     save_figure(path, figure_of(record))
 

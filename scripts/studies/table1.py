@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from study import (
     fit_even_if_refused,
     kept,
@@ -74,7 +73,7 @@ def main() -> None:
     heads = [kept(FOLDER / f"{name}.json", partial(result_of, name)) for name in names]
     record = {"sizes": SIZES, "heads": heads, "table_1_of_the_paper": PAPERS_TABLE}
     record = write_record(RESULT, record, digits=6)
-    save_figure(RESULT.with_suffix(".png"), accuracy_figure(record))
+    draw_record(RESULT.with_suffix(".png"), record)
     print("\n".join(markdown(record)))
 
 
@@ -154,7 +153,7 @@ def mean_cells(record: dict, rule: str, metric: str, sizes: Sequence[int]) -> li
 
 
 @own_style()
-def accuracy_figure(record: dict) -> Figure:
+def draw_record(path: Path, record: dict) -> None:
     """Accuracy by n, and its differences from the baseline, means of the heads."""
     figure = new_figure(8.4, 4.2)
     left, right = figure.subplots(1, 2)
@@ -165,7 +164,7 @@ def accuracy_figure(record: dict) -> Figure:
         ax.grid(alpha=0.25, lw=0.5)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False)  # fmt: skip
-    return figure
+    save_figure(path, figure)
 
 
 def plot_accuracy(ax: Axes, record: dict) -> None:

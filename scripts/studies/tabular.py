@@ -93,7 +93,7 @@ def main() -> None:
         if name == "measure":
             record = {"seeds": SEEDS, "sizes": SIZES, "tables": MEASURED, "queries": QUERIES}
             record |= {"draws": DRAWS, "found": found}
-            draw_scores(RESULT.with_suffix(".png"), write_record(RESULT, record))
+            draw_record(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 def weights_of(seed: int) -> Path:
@@ -288,7 +288,7 @@ def data_rows(record: dict, name: str, measure: str) -> Iterator[list[str]]:
 
 
 @own_style()
-def draw_scores(path: Path, record: dict) -> None:
+def draw_record(path: Path, record: dict) -> None:
     figure = new_figure(9.6, 4.6)
     for ax, measure in zip(figure.subplots(1, 2), TITLES, strict=True):
         title, scale, _ = TITLES[measure]

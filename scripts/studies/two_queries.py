@@ -110,7 +110,7 @@ def main() -> None:
             record = {"seeds": list(SEEDS), "sizes": SIZES, "prompts": PROMPTS}
             rows = iter(results)
             record["found"] = {n: [next(rows) for _ in SEEDS] for n in HEADS}
-            draw_accuracy(RESULT.with_suffix(".png"), write_record(RESULT, record))
+            draw_record(RESULT.with_suffix(".png"), write_record(RESULT, record))
 
 
 class Trial(NamedTuple):
@@ -318,7 +318,7 @@ def markdown(record: dict) -> list[str]:
 
 
 @own_style()
-def draw_accuracy(path: Path, record: dict) -> None:
+def draw_record(path: Path, record: dict) -> None:
     figure = new_figure(8, 6.6)
     axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
     for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
