@@ -1,10 +1,10 @@
 """The study of CLRS-Text: its text, its training, its scores, its shipped weights, its tables."""
 
 import json
-import runpy
 import sys
 from types import ModuleType, SimpleNamespace
 
+import clrs_text
 import clrs_text_task
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import torch
 from clrs_text_results import difference, means
 from clrs_text_task import PIECES, SPAN, TASKS
 from study import mean_and_error
-from study_pages import STUDIES, page_of, record_of
+from study_pages import page_of, record_of
 
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
@@ -29,11 +29,6 @@ TEXTS = {
     "insertion_sort": ("insertion_sort:\nkey: [0.63 0.49]\npred:\n", "[0.49 0.63]\n\n",
                        "[0.49 0.63]\n\n"),
 }  # fmt: skip
-
-
-@pytest.fixture
-def study():
-    return runpy.run_path(str(STUDIES / "clrs_text.py"))
 
 
 @pytest.fixture
@@ -169,27 +164,27 @@ def test_the_page_has_the_log_likelihoods_of_the_record(record):
     assert f"{numbers(('trained-paper', 'plain'), 16, -1)} at length 16 in training" in page
 
 
-def test_the_fits_of_the_record_are_the_shipped_ones(study, record):
-    shipped = [study["described"](study["rule_of"]("own", seed)) for seed in record["seeds"]]
+def test_the_fits_of_the_record_are_the_shipped_ones(record):
+    shipped = [clrs_text.described(clrs_text.rule_of("own", seed)) for seed in record["seeds"]]
     assert json.loads(json.dumps(shipped)) == record["own"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["plain", "paper", "trained-paper", "tuned-own"])
-def test_shipped_weights_reproduce_a_part_of_the_record(study, record, monkeypatch, arm):
-    if not study["wheels"]():
+def test_shipped_weights_reproduce_a_part_of_the_record(record, monkeypatch, arm):
+    if not clrs_text.wheels():
         pytest.skip("needs dm-clrs: scripts/studies/clrs_text.py get")
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("clrs", "clrs._src", "clrs._src.clrs_text", "tensorflow"):
         monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
-    clrs_text_task.add_wheels(study["wheels"]())
-    weights, rule = study["ARMS"][arm]
-    model = small_models.load_model(study["Trial"](0, weights).weights)
-    study["apply"](model, study["rule_of"](rule, 0))
+    clrs_text_task.add_wheels(clrs_text.wheels())
+    weights, rule = clrs_text.ARMS[arm]
+    model = small_models.load_model(clrs_text.Trial(0, weights).weights)
+    clrs_text.apply(model, clrs_text.rule_of(rule, 0))
     for task, length in (("minimum", 16), ("binary_search", 48), ("insertion_sort", 16)):
         found = clrs_text_task.scores(
-            model, clrs_text_task.draw("measure", 0, task, length, study["PROMPTS"])
+            model, clrs_text_task.draw("measure", 0, task, length, clrs_text.PROMPTS)
         )
         recorded, place = record["arms"][arm][task], record["lengths"].index(length)
         for measure, within in (("right", 0.011), ("log_p", 2e-3)):

@@ -1,16 +1,10 @@
 """The study of the paper's procedure: its record, and its result on a small data set."""
 
-import runpy
-
 import numpy as np
+import paper_procedure
 import paper_procedure_data
 import pytest
-from study_pages import STUDIES, page_of, record_of
-
-
-@pytest.fixture(scope="module")
-def study():
-    return runpy.run_path(str(STUDIES / "paper_procedure.py"))
+from study_pages import page_of, record_of
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +32,8 @@ def test_the_page_counts_what_the_record_has(record):
 
 
 @pytest.mark.slow
-def test_few_rows_give_what_the_record_says(study, record, tmp_path):
-    result = study["compare"](paper_procedure_data.DATA["few rows"](tmp_path))
+def test_few_rows_give_what_the_record_says(record, tmp_path):
+    result = paper_procedure.compare(paper_procedure_data.DATA["few rows"](tmp_path))
     for rule, nll in record["few rows"]["nll"].items():
         assert result["nll"][rule] == pytest.approx(nll, rel=1e-3), rule
     assert result["misranked"] == record["few rows"]["misranked"]
@@ -68,11 +62,11 @@ def test_arrays_have_the_properties_that_they_are_named_for():
 
 
 @pytest.mark.slow
-def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains(study):
-    (ax, *_) = study["optimal_beta_figure"]().axes
+def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains():
+    (ax, *_) = paper_procedure.optimal_beta_figure().axes
     dots = np.asarray(ax.collections[0].get_offsets())
     assert len(dots) == 2_471
-    least, greatest = study["BETA_BOUNDS"]
+    least, greatest = paper_procedure.BETA_BOUNDS
     assert least < dots[:, 1].min() < dots[:, 1].max() < greatest
     labels = ax.get_legend_handles_labels()[1]
     assert labels[:3] == [

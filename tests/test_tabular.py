@@ -1,25 +1,19 @@
 """The study of a classifier of tables: its tables, its model and shipped weights, its record."""
 
-import runpy
-
 import numpy as np
 import pytest
 import reference
+import tabular
 import tabular_model
 import tabular_tasks
 import torch
 from study import mean_and_error
-from study_pages import STUDIES, page_of, record_of
+from study_pages import page_of, record_of
 
 import calibrate
 from calibrate.core.rule import RuleForm
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
-
-
-@pytest.fixture(scope="module")
-def study():
-    return runpy.run_path(str(STUDIES / "tabular.py"))
 
 
 @pytest.fixture
@@ -85,11 +79,11 @@ def test_the_order_of_labelled_rows_changes_nothing(model):
     np.testing.assert_allclose(log_p(model, other), log_p(model, tables), atol=1e-5)
 
 
-def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
+def test_a_rule_of_one_head_is_its_logits_times_beta(model):
     tables, head = drawn(n=100), slice(32, 48)
     plain = log_p(model, tables)
     line = Fit(RuleForm.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
-    study["apply"](model, line, **study["SMALL"])
+    tabular.apply(model, line, **tabular.SMALL)
     found = log_p(model, tables)
     assert np.abs(found - plain).max() > 1e-4
     model.set_attn_implementation("sdpa")
@@ -97,9 +91,9 @@ def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
     np.testing.assert_allclose(found, log_p(model, tables), atol=1e-5)
 
 
-def test_a_rule_of_entropy_is_query_by_query(study, model):
+def test_a_rule_of_entropy_is_query_by_query(model):
     paper, attention = calibrate.load("paper@1"), model.layers[0].attention
-    study["apply"](model, paper, **study["SMALL"])
+    tabular.apply(model, paper, **tabular.SMALL)
     rows = 3 * torch.randn(2, 30, 64, generator=torch.manual_seed(0))
     with torch.no_grad():
         found = attention(rows, rows[:, :24]).numpy()
@@ -118,40 +112,40 @@ def test_a_rule_of_entropy_is_query_by_query(study, model):
         np.testing.assert_allclose(found, attention.o_proj(out).numpy(), atol=1e-5)
 
 
-def shipped(study):
-    return study["load_model"](study["weights_of"](0), study["TableModel"])
+def shipped():
+    return tabular.load_model(tabular.weights_of(0), tabular.TableModel)
 
 
-def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(study):
+def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens():
     """Shipped weights, with heads three times as blunt as they were trained to be."""
-    model = shipped(study)
+    model = shipped()
     for layer in model.layers:
         layer.attention.q_proj.weight.data /= 3
     batches = [drawn(seed, count=8, n=40, queries=16) for seed in range(12)]
-    fit = calibrate.fit_model(model, batches, study["log_p"], kind="constant", steps=3, size=40)
+    fit = calibrate.fit_model(model, batches, tabular.log_p, kind="constant", steps=3, size=40)
     assert {entry.layer for entry in fit.entries} <= {None, 0, 1, 2}
     assert np.mean([entry.coefficients[-1] for entry in fit.entries]) > 1.05
 
 
-def test_peers_know_a_simple_table(study):
+def test_peers_know_a_simple_table():
     rng = np.random.default_rng(0)
     features = rng.standard_normal((1, 300, 4)).astype(np.float32)
     labels = (features[..., 0] > 0).astype(int) + 1
     tables = tabular_tasks.Tables(features, labels, 200)
     for peer in (tabular_tasks.neighbours, tabular_tasks.regression):
-        right, loss = study["score"](peer, tables)
+        right, loss = tabular.score(peer, tables)
         assert right > 0.85
         assert loss < 0.4
         np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
     one = tables._replace(labels=np.full_like(labels, 2))
-    assert study["score"](tabular_tasks.regression, one)[0] == 1
+    assert tabular.score(tabular_tasks.regression, one)[0] == 1
 
 
-def test_the_answer_and_its_costs_are_the_record(study):
+def test_the_answer_and_its_costs_are_the_record():
     def less_baseline(of, measure):
         """(seeds, sizes) scores of the fitted rule less those of the baseline."""
         scores = [found["scores"] for found in record_of("tabular")["found"]]
-        pairs = [[arms[arm][of][measure] for arm in (study["OWN"], "baseline")] for arms in scores]
+        pairs = [[arms[arm][of][measure] for arm in (tabular.OWN, "baseline")] for arms in scores]
         return -np.diff(np.array(pairs)[..., 0], axis=1)[:, 0]
 
     page = " ".join(page_of("tabular").split())
@@ -169,15 +163,15 @@ def test_the_answer_and_its_costs_are_the_record(study):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["baseline", "entropy-and-size"])
-def test_shipped_weights_give_numbers_of_the_record(study, arm):
+def test_shipped_weights_give_numbers_of_the_record(arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
     record = record_of("tabular")
-    path = study["fit_of"](0, study["OWN"])
-    fit = calibrate.load(path) if arm == study["OWN"] else calibrate.identity()
-    predict = study["model_with"](shipped(study), fit)
+    path = tabular.fit_of(0, tabular.OWN)
+    fit = calibrate.load(path) if arm == tabular.OWN else calibrate.identity()
+    predict = tabular.model_with(shipped(), fit)
     recorded = record["found"][0]["scores"][arm]["random"]
     for place, size in ((0, 16), (2, 256)):
-        tables = study["measured_tables"](0, size, record["tables"][place])
-        right, loss = np.mean([study["score"](predict, x) for x in tables], axis=0)
+        tables = tabular.measured_tables(0, size, record["tables"][place])
+        right, loss = np.mean([tabular.score(predict, x) for x in tables], axis=0)
         assert right == pytest.approx(recorded["accuracy"][place][0], abs=2e-4)
         assert loss == pytest.approx(recorded["log_loss"][place][0], abs=2e-4)
