@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from joblib import Parallel, delayed
 from small_models import load_model, on_one_core
-from study import kept, parse, study_parser, table, with_errors, write_record
+from study import kept, mean_and_error, parse, study_parser, table, with_errors, write_record
 from tabular_model import TRAINED_ROWS, TableModel, log_p_of, train_into
 from tabular_tasks import (
     CLASSES,
@@ -225,8 +225,7 @@ def summary(scores: dict, less: dict | None = None) -> dict:
         found[name] = {measure: [] for measure in TITLES}
         for size, values in by_size.items():
             values = np.array(values) - (0 if less is None else less[name][size])
-            errors = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-            for measure, *cell in zip(TITLES, values.mean(axis=0), errors, strict=True):
+            for measure, *cell in zip(TITLES, *mean_and_error(values), strict=True):
                 found[name][measure].append([round(float(x), 5) for x in cell])
     return found
 
