@@ -14,8 +14,7 @@ import torch
 from commands import call
 from study import mean_and_error
 from study_pages import STUDIES, page_of, record_of
-from test_gguf import logits_of
-from tiny_gguf import small_model, write_gguf
+from tiny_gguf import logits_of, small_model, write_gguf
 
 from calibrate.core.rule import RuleForm
 from calibrate.store.entries import Entry
