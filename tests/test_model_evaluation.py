@@ -20,16 +20,11 @@ from test_report import Text, check_in_a_browser
 from tiny_causal import causal_model, runner_of, save, some_examples
 
 import calibrate
-from calibrate.cli.model_scoring import score_fit_of_model
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CoefficientsError
-from calibrate.evidence.metrics import LOG_P
-from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.scoring import result_cache, score_fits
 from calibrate.model.splits import TEST, assign_splits
 from calibrate.prompts.examples import ExampleCollection
-from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.prompts.retrieval_task import PROMPT_TEMPLATES
 from calibrate.rows.collection import open_collection
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
@@ -188,27 +183,6 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     collected(model, templates=("list",), lengths=(64,), count=2)
     result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@1")
     assert "warning: max-retrieval@1 " in result.stderr
-
-
-def test_the_answers_that_change_most_are_samples(model, here):
-    Path("text.txt").write_text("The apple is on the table. " * 60)
-    job = plan(model, ExampleSpec(None, (*PROMPT_TEMPLATES,)[:5], Path("text.txt"), (64, 96), 4, 0))
-    collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
-    record = score_fit_of_model(
-        constant(1.2, source={"collection": collection.digest}), job, collection
-    )
-    examples, stratum_of = collection.set.examples, record.evidence.stratum
-    in_test = np.flatnonzero(assign_splits(collection.set) == TEST)
-    assert len({stratum_of[sample.item] for sample in record.samples}) == len(record.samples) == 8
-    change = np.abs(np.subtract(*np.exp(record.evidence.values[LOG_P][:2].astype(float))))
-    answers = np.array([not record.evidence.strata[i].protected for i in stratum_of])
-    assert change[record.samples[0].item] == change[answers].max()  # no exact match changes
-    for item, title, prompt, answer in record.samples:
-        example, stratum = examples[in_test[item]], record.evidence.strata[stratum_of[item]]
-        assert change[item] == change[stratum_of == stratum_of[item]].max()
-        assert title == f"{stratum.template}, {stratum.size} tokens"
-        assert (prompt, answer) == tuple(map(decode, np.split(example.tokens, [example.start])))
-        assert not stratum.protected
 
 
 @pytest.fixture

@@ -14,15 +14,13 @@ from conftest import ToyHead
 import calibrate
 from calibrate.core.rule import RuleForm
 from calibrate.evidence.baselines import baselines_beside, one_constant
-from calibrate.evidence.evidence import OWN, Evidence, Scored, Stratum
-from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.report.collection_record import SolvedHead
 from calibrate.report.fit_tables import kinds_tables
 from calibrate.report.page import write_fit_page
 from calibrate.report.rules import r_squared_text
-from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
 from calibrate.store.entries import Entry
@@ -199,19 +197,6 @@ def test_r_squared_claims_no_more_than_its_share_of_the_variance(r_squared, show
     assert shown in r_squared_text(r_squared)
     assert "-0.00" not in r_squared_text(r_squared)
     assert ("explains" in r_squared_text(r_squared)) == (r_squared == 0.35)
-
-
-def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
-    values = {LOG_P: np.log([[0.5], [0.125]]), RIGHT: np.array([[1], [0]])}
-    items = np.zeros(1, int), np.full(1, -1), np.ones(1), Scored("m", items=ANSWERS)
-    evidence = Evidence(("baseline", OWN), values, (Stratum(2048, "facts"),), *items)
-    sample = Sample(0, "facts", "x " * 900 + "last", "<i>Paris\udcff")
-    text = page_of(make_fit(), ScoresRecord(evidence, own="mine@1", samples=[sample]))
-    words = " ".join(text.words)
-    assert r"x last <i>Paris\udcff" in words
-    assert re.search(r"baseline .*\b50 %.* 0\.693 .*this fit .*\b12\.5 %.* 2\.079 ", words)
-    assert words.count("x x") < 200
-    assert "i" not in text.tags
 
 
 @pytest.mark.slow

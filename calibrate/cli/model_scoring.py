@@ -1,27 +1,23 @@
 """Scores of fits by the answers of a model."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-
-import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import PAPER, log_size_rule, paper
-from calibrate.evidence.evidence import BASELINE, Evidence, Scored
-from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
+from calibrate.evidence.evidence import BASELINE, Scored
+from calibrate.evidence.metrics import ANSWERS
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare_rules
 from calibrate.model.scoring import begin_passes, result_cache, score_fits
-from calibrate.model.splits import TEST, split
+from calibrate.model.splits import TEST, group_answers, split
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.labels import LOG_N_OF_MODEL
-from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import Steps
 from calibrate.store.fit import Fit
-
-MAX_SAMPLES = 8
 
 
 def score_fit_of_model(
@@ -33,43 +29,7 @@ def score_fit_of_model(
     if n > 1:
         baselines[f"{LOG_N_OF_MODEL}{n}"] = log_size_rule(n)
     fits = {fit.reference: fit}
-    scores = score_rules_on_answers(job, collection, fits, baselines, jobs)
-    indices, _ = _test_split(collection, fits)
-    samples = list(_samples(job, indices, scores.evidence, fit.reference))
-    return replace(scores, samples=samples)
-
-
-def changed_most(evidence: Evidence, rule: str) -> list[int]:
-    """Indices of the answers that a rule changes most, at most one of each template and length.
-
-    Changes of the exact match come first, and then the largest changes of the probability.
-    """
-    before, after = (
-        np.exp(evidence.scores(name, LOG_P).astype(float)) for name in (BASELINE, rule)
-    )
-    right = [evidence.scores(name, RIGHT) for name in (BASELINE, rule)]
-    order = np.lexsort((-np.abs(after - before), right[0] == right[1]))
-    firsts = dict[int, int]()
-    for item in order[(before != after)[order]].tolist():
-        stratum = int(evidence.stratum[item])
-        if not evidence.strata[stratum].protected:
-            firsts.setdefault(stratum, item)
-    return list(firsts.values())[:MAX_SAMPLES]
-
-
-def _samples(job: Job, indices: Sequence[int], evidence: Evidence, rule: str) -> Iterable[Sample]:
-    """The answers that a rule changes most, as text, or as token ids without a tokenizer."""
-    examples = job.examples
-    try:
-        decode = job.folder.tokenizer().decode
-    except CalibrateError:
-        decode = str
-    for item in changed_most(evidence, rule):
-        example = examples.examples[indices[item]]
-        cell = examples.cells[example.cell]
-        title = f"{cell.template}, {cell.length:,} tokens"
-        prompt, right = example.tokens[: example.start], example.tokens[example.start :]
-        yield Sample(item, title, decode(prompt), decode(right))
+    return score_rules_on_answers(job, collection, fits, baselines, jobs)
 
 
 def score_rules_on_answers(
@@ -105,18 +65,19 @@ def score_rules_on_answers(
 def _test_split(collection: ExampleCollection, fits: Mapping[str, Fit]) -> tuple[list[int], str]:
     """(indices, description) of the examples to score: the test split of a fit, or all of them."""
     examples, run = collection.set, collection.folder
-    n = len(examples.examples)
+    n = len(group_answers(examples, range(len(examples.examples))))
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
-        return list(range(n)), f"all {n:,} examples of {run}"
+        return list(range(len(examples.examples))), f"all {n:,} examples of {run}"
     indices = split(examples, TEST)
     if not indices:
         raise CalibrateError(
             f"{run} has no example in the test split of {own[0]}; collect more examples of each "
             "prompt template and length"
         )
+    n_answers = len(group_answers(examples, indices))
     names = ", ".join(own)
-    return indices, f"{len(indices):,} of the {n:,} examples of {run}: the test split of {names}"
+    return indices, f"{n_answers:,} of the {n:,} examples of {run}: the test split of {names}"
 
 
 def _warn_of_other_models(fits: Mapping[str, Fit], model: str, fingerprint: str) -> None:

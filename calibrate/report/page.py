@@ -1,7 +1,6 @@
 """The page on a fit, one self-contained HTML file."""
 
 import base64
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from calibrate.core.rule import CONSTANT
 from calibrate.errors import printable
 from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
-from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric, placed
 from calibrate.report import plot_style, plots
@@ -32,7 +30,7 @@ from calibrate.report.plot_scatter import (
     rules_caption,
 )
 from calibrate.report.rules import rule_facts
-from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.sentences import first_sentence, harm_sentence
 from calibrate.rows.rows import head_label
 from calibrate.storage.atomic_io import write_atomically
@@ -47,10 +45,6 @@ SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
-SAMPLES_NOTE = (
-    "Shown are those that change most, at most one of each prompt template and length. Exact "
-    "match: each token of the answer has the highest probability."
-)
 TEMPERATURES = "Optimal temperatures"
 
 
@@ -76,7 +70,7 @@ class Folded(NamedTuple):
     tables: Sequence[Table]
 
 
-PageBlock = Block | Figures | Folded | Sample
+PageBlock = Block | Figures | Folded
 
 
 def write_fit_page(
@@ -130,7 +124,6 @@ def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[
         usage(fit),
         Heading("Scores"),
         *(_score_tables(scores) if scores else held_out_tables(fit)),
-        *(_answers_section(scores) if scores else ()),
         *_kinds_section(fit),
         *temperatures_section(fit, solved),
         Heading("Figures"),
@@ -151,36 +144,6 @@ def _score_tables(scores: ScoresRecord) -> Iterable[Block | Folded]:
     yield from (table for table in of_parts if not table.detail)
     of_sizes = [x for metric in placed(scores.evidence.values) for x in scores.size_tables(metric)]
     yield Folded([*of_sizes, *(table for table in of_parts if table.detail)])
-
-
-def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
-    """The answers of a model that changed most; nothing without any."""
-    if scores.samples:
-        yield Heading("Answers before and after")
-        yield Text(f"{_answers_changed(scores)} {SAMPLES_NOTE}")
-    for sample in scores.samples:
-        yield sample
-        yield Facts([_answer(scores, rule, sample.item) for rule in (BASELINE, scores.fits[0])])
-
-
-def _answers_changed(scores: ScoresRecord) -> str:
-    """A sentence on how many answers became exact matches, and how many no longer are."""
-    answers = scores.evidence.answers
-    before, after = (answers.scores(rule, RIGHT) for rule in (BASELINE, scores.fits[0]))
-    gained, lost = int((after > before).sum()), int((after < before).sum())
-    return (
-        f"Of {answers.n:,} held-out answers {gained:,} become exact matches, and {lost:,} no "
-        "longer are."
-    )
-
-
-def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
-    """A rule and its score on an answer: "probability 12.3 %, NLL 2.096 nats: no exact match"."""
-    log_p, right = (scores.evidence.scores(rule, metric)[item] for metric in (LOG_P, RIGHT))
-    state = "exact match" if right else "no exact match"
-    nll = decimal(0.0 - log_p, ".3f")
-    text = f"probability {100 * math.exp(log_p):.3g} %, NLL {nll} nats: {state}"
-    return scores.label(rule), text
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,15 +38,6 @@ RULE_WIDTH = 24  # letters of a line of a heading
 JSON_NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
 
 
-class Sample(NamedTuple):
-    """An example of a model to show."""
-
-    item: int  # its index in the evidence
-    title: str
-    prompt: str
-    answer: str
-
-
 @dataclass(frozen=True)
 class ScoresRecord:
     """Rules on the same items: the result of `calibrate evaluate`, and a part of others.
@@ -56,14 +47,12 @@ class ScoresRecord:
       fits: the rules that get a verdict.
       own: the name of the only fit, for people; "" is its name in the evidence.
       scored: describes the items; "" gives their numbers.
-      samples: a few examples of a model.
     """
 
     evidence: Evidence
     fits: Sequence[str] = (OWN,)
     own: str = ""
     scored: str = ""
-    samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
         """The items that were scored, the tables, and the verdict on each fit."""
