@@ -50,15 +50,14 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     assert "…" not in out  # no cell is cut
     lines = [line.split("  ") for line in out.splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    row = next(row for row in rows if row[:1] + row[-1:] == ["all", "360"])
-    gain = scores.gain("lines@1", LOG_P)
-    assert row[2].endswith(f"({-gain.mean:+.3f} ± {gain.error:.3f})")
+    gains = [scores.gain(f"{name}@1", LOG_P).shown("+.3f") for name in ("lines", "alike")]
+    assert any(row[:3] == ["all", *gains] for row in rows)
     first, *_ = (row for row in rows if row and row[0].startswith("layer "))
     parts = {head: part.gain("lines@1", LOG_P).mean for head, part in scores.by("head").items()}
     del parts[0, 3]  # it has no rule
     layer, head = max(parts, key=parts.get)
     assert first[0] == f"layer {layer}, head {head}"
-    assert any(row[:1] == ["layer 0, head 3"] and row[2] == "unchanged" for row in rows)
+    assert any(row[:1] == ["layer 0, head 3"] and row[3] == "unchanged" for row in rows)
     assert "Of 2 heads with a rule" in out
     assert "; 1 without a rule is unchanged." in out
 

@@ -163,16 +163,16 @@ def test_text_alone_is_measured_by_domain(model, here):
     options = ("--retention-text", "texts", "--lengths", "32", "--examples", "4", "--out", "text")
     call("model", "collect", "--model", model, *options)
     save_to_store(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
-    harm = scored("text", "--fits", "head")["text_harm"]["head@1"]
-    assert [domain["text"] for domain in harm["domains"]] == ["licences", "poems"]
-    assert all(domain["kl"] > 0 for domain in harm["domains"])
+    parts = scored("text", "--fits", "head")["strata"]
+    assert [part["template"] for part in parts] == ["licences", "poems"]
+    assert all(part["rules"]["head@1"]["kl"]["mean"] > 0 for part in parts)
 
 
 def test_the_same_command_prints_the_same_and_computes_nothing(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
     out = call("model", "evaluate", "runs/a").stdout
-    for words in ("all 24 examples of runs/a", "Exact match, %", "NLL of the answer", " text "):
+    for words in ("all 24 examples of runs/a", "Exact match, %", "NLL of the answer", "\n text "):
         assert words in out
     passes = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
     assert call("model", "evaluate", "runs/a").stdout == out

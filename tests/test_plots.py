@@ -143,8 +143,6 @@ def test_scores_are_means_or_gains_with_two_errors():
         height = [np.ptp(bar[:, 1]) for bar in bars[label("own")]]
         np.testing.assert_allclose(height, [400 * one.error for one in expected])
         assert np.mean(own) == pytest.approx(100 * estimate("own", RIGHT).mean)
-    by_template = drawn(plots.plot_scores, found, RIGHT, by="template")
-    assert [text.get_text() for text in by_template.get_xticklabels()] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("right", "end"), [(1, 0.0), (39, 100.0)])

@@ -85,7 +85,7 @@ def test_a_run_on_a_head_prints_one_screen(first_run, monkeypatch):
     assert len(out.splitlines()) <= 25
     assert "warning" not in done.stderr
     assert out.splitlines()[0] == fit.verdict
-    assert f'fit = calibrate.load("{folder / "fits/quickstart/1.json"}")' in out
+    assert 'fit = calibrate.load("quickstart@1")' in out
     rows, solved = cells_by_row(out), calibrate.solve("runs/quickstart")
     for size in (64, 512):
         n_misranked = solved.misranked[solved.n == size].sum()
@@ -196,7 +196,7 @@ def test_collect_then_fit_then_load(run_a):
     Path("fits/mine/2.json").write_text("{}")
     damaged = call("fit", run_a, "--name", "mine", "--paper")
     assert "warning: fits/mine/2.json: " in damaged.stderr
-    assert "/fits/mine/3.json" in damaged.stdout
+    assert " fits/mine/3.json" in damaged.stdout
 
 
 def head_of(targets):
@@ -262,10 +262,10 @@ def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(ow
     for record in calibrate.load("own-rows").table.held_out:
         nll = [f"{record[name]:.3f}" for name in ("nll_before", "nll_after")]
         assert rows[str(record["n"])][3:] == [*nll, f"{record['gain']:+.3f} ± {record['se']:.3f}"]
-    again = call("run", "--logits", "Own Rows", "--seed", "3", "--verbose")
+    again = call("run", "--logits", "Own Rows", "--seed", "3")
     assert "runs/own-rows " in again.stderr
     assert "own-rows@1 " in again.stderr
-    assert set(first.splitlines()) <= set(again.stdout.splitlines())
+    assert first == again.stdout
     with pytest.warns(UserWarning, match="^own-rows "):
         score_logits(Arrays.read(own_rows), {"own-rows": calibrate.load("own-rows")})
     next(own_rows.iterdir()).unlink()
@@ -326,13 +326,14 @@ def test_evaluate_prints_tables_or_json(here):
     record = json.loads(call(*words, "--fits", "paper", "--json").stdout)
     assert record["of"]["name"] == "max-retrieval-1"
     assert [rule["rule"] for rule in record["rules"]] == [
-        "baseline", "max-retrieval@1", "paper@1", "log-n", "hard", "rounded",
+        "baseline", "max-retrieval@1", "paper@1", "log-n", "hard",
     ]  # fmt: skip
     scores = record["sizes"][1]["rules"]["max-retrieval@1"]
-    by_nll, by_accuracy = (x for x in done.stdout.splitlines() if x.strip().startswith("64 "))
+    accuracy, nll, _, gain = (x for x in done.stdout.splitlines() if x.strip().startswith("64 "))
     log_p, right = scores["log_p"], scores["right"]
-    assert f"{-log_p['mean']:.3f} ({-log_p['gain']:+.3f} ± {log_p['gain_error']:.3f})" in by_nll
-    assert f"{100 * right['mean']:.1f} ({100 * right['gain']:+.1f} ± " in by_accuracy
+    assert f" {100 * right['mean']:.1f} " in accuracy
+    assert f" {-log_p['mean']:.3f} " in nll
+    assert f" {log_p['gain']:+.3f} ± {log_p['gain_error']:.3f} " in gain
     assert not list(here.iterdir())  # nothing is collected, fitted or kept
 
 

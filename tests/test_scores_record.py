@@ -7,7 +7,8 @@ import pytest
 from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT, ROWS, SETS, Metric
+from calibrate.evidence.evidence import Stratum
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, ROWS, SETS, Metric
 from calibrate.report.blocks import as_json
 from calibrate.report.comparison import best_rules
 from calibrate.report.labels import label
@@ -19,42 +20,41 @@ from calibrate.rows.score import score_head
 @pytest.mark.parametrize("items", [ROWS, SETS, ANSWERS], ids=["rows", "head", "answers"])
 def test_tables_and_json_have_the_same_numbers(items, capsys):
     gains = {"paper": (0.1,) * 4, "own": (0.3, 0.2, 0.1, 0.1), "hard": (0.4,) * 4, "a": (0,) * 4}
-    strata, metric = CELLS if items == ANSWERS else BY_SIZE, LOG_P
+    strata = CELLS if items == ANSWERS else BY_SIZE
     record = ScoresRecord(evidence_of_gains(gains, items, strata=strata), own="mine@2")
     assert record.rules == ["baseline", "own", "paper", "hard", "a"]
-    (first, second, *_) = record.tables()
-    names = [record.label(rule) for rule in ("baseline", "own", "paper", "a")]  # no argmax
-    assert names == ["baseline", "mine@2", "published polynomial", "a"]
-    columns = [[heading.replace("\n", " ") for heading in x.columns[1:-1]] for x in (first, second)]
-    assert columns == [names[:3], [names[0], names[3]]]  # a few at a time: lines are short
-    assert second.detail
     data = as_json(record)
     assert data["of"] == {
         "name": "toy", "fingerprint": "sha256:toy", "items": items.name, "left_out": {},
     }  # fmt: skip
     sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
-    for row in first.rows[: len(sizes)]:
-        assert row[-1] == f"{sizes[row[0]]['items']:,}"
-        numbers = sizes[row[0]]["rules"]
-        plain, own = (numbers[rule][metric.name] for rule in ("baseline", "own"))
-        assert row[1] == shown(metric, "", plain["mean"], plain["error"])
-        mean = f"{metric.factor * own['mean']:.{metric.decimals}f}"
-        change = shown(metric, "+", own["gain"], own["gain_error"])
-        assert row[2] == f"{mean} ({change})"
-    check_compact_tables(record, data, sizes)
-    assert [row[0] for row in first.rows[len(sizes) :]] == ["retention text"] * (items == ANSWERS)
+    nll, gain, *others = (table for table in record.tables() if "nats" in table.title)
+    for table, rules in ((nll, ("baseline", "own", "paper", "a")), (gain, ("own", "paper", "a"))):
+        names = [" ".join(heading.split()) for heading in table.columns]
+        assert [name for name in names if name not in ("n", "tokens", "answers")] == [
+            record.label(rule)
+            for rule in rules  # no argmax
+        ]
+        assert [row[0] for row in table.rows] == list(sizes)
+        for row in table.rows:
+            cells = dict(zip(names, row, strict=True))
+            for rule in rules:
+                numbers = sizes[row[0]]["rules"][rule][LOG_P.name]
+                mean = f"{-numbers['mean']:.3f}"
+                own_gain = f"{numbers['gain']:+.3f} ± {numbers['gain_error']:.3f}"
+                expected = own_gain if table is gain else mean
+                assert cells[record.label(rule)].removeprefix("* ") == expected
+    assert any("Retention text" in table.title for table in others) == (items == ANSWERS)
     assert (data["text"] is None) == (items != ANSWERS)
+    check_comparison(record, data)
     show(record)
-    short = capsys.readouterr().out
-    assert max(map(len, short.split("\n\n")[1].splitlines()[:-1])) <= 100  # without the note
-    show(record, verbose=True)
-    assert len(short) < len(capsys.readouterr().out)
-    assert "\n".join(record.verdict_sentences()["own"]) in short
-    assert data["verdicts"]["own"]["text"] in short.replace("\n", " ")
+    out = capsys.readouterr().out
+    assert "\n".join(record.verdict_sentences()["own"]) in out
+    assert data["verdicts"]["own"]["text"] in out.replace("\n", " ")
 
 
-def check_compact_tables(record, data, sizes):
-    """The comparison and the tables by size have the means of the JSON, and gains in pairs."""
+def check_comparison(record, data):
+    """The comparison has the means of the JSON, and gains in pairs."""
     table, items = record.comparison(), record.judged
     assert [row[0] for row in table.rows][-1] == "argmax"  # it has no finite NLL
     for row in table.rows:
@@ -67,58 +67,57 @@ def check_compact_tables(record, data, sizes):
         for column, over in ((-2, "baseline"), (-1, "own")):
             gain = items.gain(rule, LOG_P, over).shown("+.3f" if column == -2 else "+.4f")
             assert row[column] == ("" if rule == over else "·" if rule == "hard" else gain)
-    (nll,) = (x for x in record.compact_size_tables() if "NLL" in x.title)
-    for row in nll.rows[: len(sizes)]:
-        cells = dict(zip(nll.columns, row, strict=True))
-        for rule in ("baseline", "own", "paper", "a"):
-            mean = sizes[row[0]]["rules"][rule][LOG_P.name]["mean"]
-            assert cells[record.label(rule)].removeprefix("* ") == f"{-mean:.3f}"
+
+
+def test_retention_text_has_its_harm_by_domain():
+    text = evidence_of_gains({"own": (0.3, 0.3, 0.3, -0.05)}, ANSWERS, strata=CELLS).text
+    strata = (*text.strata, Stratum(128, "news", protected=True))
+    stratum = np.where(np.arange(text.n) % 2, text.stratum, len(CELLS))
+    evidence = replace(text, strata=strata, stratum=stratum)
+    table = next(x for x in ScoresRecord(evidence, own="mine@1").tables() if "mine@1" in x.title)
+    assert [row[0] for row in table.rows] == ["book", "news", "all"]
+    for name, row in zip(("book", "news"), table.rows, strict=False):
+        part = evidence.by("template")[name]
+        before, after = (-part.mean(rule, LOG_P).mean for rule in ("baseline", "own"))
+        assert row[2] == f"{before:.4f} → {after:.4f}"
+        assert row[3] == part.mean("own", KL).shown(".4f")
 
 
 def test_the_star_marks_rules_that_no_other_significantly_beats():
     gains = {"a": (0.3, 0.2, 0.1, 0.1), "b": (0.3, 0.2, 0.1, 0.1), "c": (0.1,) * 4}
     record = ScoresRecord(evidence_of_gains(gains, SETS), ("a", "b"))
-    items, means = record.judged, [*record.compact_size_tables(), record.comparison()]
+    items, means = record.judged, [*record.tables(), record.comparison()]
     beaten = {x for x in record.rules for y in record.rules if items.gain(y, LOG_P, x).sign > 0}
     assert best_rules(items, record.rules) == set(record.rules) - beaten == {"a", "b"}
     stars = [{(i, j) for i, row in enumerate(x.rows) for j, cell in enumerate(row) if "*" in cell}
              for x in means]  # fmt: skip
-    assert stars == [x.bold for x in means]
+    assert stars == [set(x.bold) for x in means]
     assert [bool(x) for x in stars] == ["NLL" in x.title or x is means[-1] for x in means]
-    assert not any("*" in cell for table in record.tables() for row in table.rows for cell in row)
 
 
 def test_a_metric_that_is_lower_where_it_is_better_is_shown_by_its_definition_alone():
-    """Its place among tables, sentences and JSON, and which rule is the best, follow from it."""
+    """Its place among sentences and JSON, and which rule is the best, follow from it."""
     squares = Metric("squares", "squared error", unit="", higher_is_better=False, place=3)
     evidence = evidence_of_gains({"own": (0.3,) * 4, "a": (0.1,) * 4})
     values = {**evidence.values, squares: np.exp(-evidence.values[LOG_P])}
     record = ScoresRecord(replace(evidence, values=values))
-    titles = [table.title for table in record.tables() if not table.detail]
-    assert ["NLL" in titles[0], "Squared error" in titles[1], len(titles)] == [True, True, 2]
     assert record.evidence.best(squares) == "own"
     assert "squared error" in record.verdict_sentences()["own"][0]
     assert as_json(record)["all"]["rules"]["own"]["squares"]["gain"] < 0
-
-
-def shown(metric, sign, mean, error):
-    """A mean and its error as a table has them."""
-    mean, error = metric.factor * mean, abs(metric.factor) * error
-    return f"{mean:{sign}.{metric.decimals}f} ± {error:.{metric.decimals}f}"
 
 
 def test_hard_attention_is_never_the_best_rule_to_use():
     gains = {"own": (0.2,) * 4, "hard": (0.4,) * 4}
     record = ScoresRecord(evidence_of_gains(gains, SETS))
     assert best_rules(record.judged, record.rules) == {"own"}
-    accuracy, *_ = record.compact_size_tables()
+    accuracy, *_ = record.tables()
     assert "argmax" in accuracy.columns
     assert not accuracy.bold
 
 
 def test_an_unknown_error_is_null_and_no_nan_is_shown(capsys):
     record = ScoresRecord(evidence_of_gains({"own": (1.0,)}, count=1, strata=BY_SIZE[:1]))
-    show(record, verbose=True)
+    show(record)
     assert "nan" not in capsys.readouterr().out
     assert as_json(record)["all"]["rules"]["own"][LOG_P.name]["gain_error"] is None
 
@@ -136,10 +135,8 @@ def test_limits_on_harm_are_in_json():
 def test_held_out_templates_have_the_first_table():
     strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
     evidence = evidence_of_gains({"own": (0.3, 0.3, -0.4, 0)}, ANSWERS, strata=strata)
-    log_p, right, *_ = ScoresRecord(evidence).tables()
-    numbers = [(row[0], row[-1]) for row in log_p.rows]
-    assert numbers == [("64", "200"), ("calibration templates", "400"), ("retention text", "200")]
-    assert len(right.rows) == 2
+    for table in ScoresRecord(evidence).tables()[:3]:
+        assert [row[0] for row in table.rows] == ["64", "calibration templates"]
 
 
 def test_argmax_is_not_ranked_by_its_infinite_nll(toy_head):
@@ -158,8 +155,8 @@ def test_the_nll_decides_and_accuracy_is_shown():
     record = ScoresRecord(evidence, ("a", "b"))
     assert [row[0] for row in record.comparison().rows] == ["a", "b", label("baseline")]
     assert record.recommendation().startswith("Recommendation: a")
-    titles = [table.title for table in record.tables() if not table.detail]
-    assert ["NLL" in titles[0], "Accuracy" in titles[1]] == [True, True]
+    titles = [table.title for table in record.tables()]
+    assert ["Accuracy" in titles[0], "NLL" in titles[1]] == [True, True]
 
 
 def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
@@ -170,7 +167,7 @@ def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
     (table,) = (table for table in record.tables() if table.columns[0] == "head")
     assert [row[0] for row in table.rows] == [f"layer 0, head {i}" for i in (2, 0, 1)]
     assert [row[-1] for row in table.rows] == ["0.5 log n + 0.6"] * 2 + ["1"]
-    assert table.rows[2][2] == "unchanged"
+    assert [row[3] == "unchanged" for row in table.rows] == [False, False, True]
     assert [(x["layer"], x["head"]) for x in as_json(record)["heads"]] == [(0, 2), (0, 0), (0, 1)]
     head = as_json(record)["heads"][0]
     assert head["rules"]["own"][LOG_P.name]["gain"] == pytest.approx(0.3, abs=0.02)

@@ -16,7 +16,7 @@ from calibrate.model.parameters import Parameters
 from calibrate.model.runner import divide_batch
 from calibrate.model.scoring import ResultCache, score_baseline, score_fits
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
-from calibrate.prompts.examples import N_HIGHEST, ExampleSet
+from calibrate.prompts.examples import ExampleSet
 from calibrate.transformers import apply
 from calibrate.transformers.betas import checkpointed, head_betas
 
@@ -145,12 +145,6 @@ def test_the_kl_of_text_is_that_of_all_predictions(text_scorer):
     each = (plain.exp() * (plain - ours)).sum(-1)
     (scores,) = text_scorer.score([fit], [0, 3])
     np.testing.assert_allclose(scores.kl, [0, each.sum()], rtol=1e-3)
-    n = min(len(each), N_HIGHEST)
-    np.testing.assert_allclose(scores.highest_kl[1, :n], np.sort(each)[::-1][:n], rtol=1e-3)
-    assert not scores.highest_kl[0].any()
-    changed = int((plain.argmax(-1) != ours.argmax(-1)).sum())
-    assert scores.changed.tolist() == [0, changed]
-    assert changed > 0
 
 
 @pytest.mark.slow

@@ -63,7 +63,6 @@ def run_command(
     tolerance: Tolerance = None,
     seed: Annotated[int, Option(min=0, help="Seed of the data and of the folds.")] = 0,
     store: Store = None,
-    verbose: Annotated[bool, Option("--verbose", help="Print all tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
@@ -89,7 +88,7 @@ def run_command(
     source: Any = own_head if logits is None else open_logits(logits)
     collection = collect_rows(source, Path("runs") / name, draws, overwrite)
     record = save_fit(collection, name, options, store)
-    show(row_scoring.score_and_report(record, own_head, draws), as_json, verbose)
+    show(row_scoring.score_and_report(record, own_head, draws), as_json)
 
 
 def name_after(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from calibrate.core.rule import CONSTANT, RuleForm
 from calibrate.evidence.evidence import BASELINE
@@ -12,8 +11,6 @@ from calibrate.store.fit import Fit, identity
 from calibrate.store.loading import load
 from calibrate.store.references import published_store
 
-# The first version of the paper prints and applies its polynomial in two decimals.
-ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
 TRAINED_SIZE = 16  # items: the largest inputs that the built-in heads were trained on
 PAPER = "paper"  # the name of the published polynomial
 HARD = "hard"  # the name of hard attention, to the item with the highest logit
@@ -23,12 +20,6 @@ ALMOST_INFINITE = 1e30
 def paper() -> Fit:
     """The paper's polynomial; of the package, even if a user's store has a fit named "paper"."""
     return load("paper@1", published_store())
-
-
-def rounded_paper() -> Fit:
-    """The paper's polynomial as its first version prints it."""
-    exact = paper()
-    return replace(exact, name="rounded", entries=(Entry(ROUNDED, exact.only.domain),))
 
 
 def log_size_rule(trained_up_to: int) -> Fit:
@@ -61,7 +52,6 @@ def fixed_rules() -> dict[str, Fit]:
     return {
         BASELINE: identity(),
         PAPER: paper(),
-        "rounded": rounded_paper(),
         "log-n": log_size_rule(TRAINED_SIZE),
         HARD: hard_attention(),
     }

@@ -51,8 +51,7 @@ class Evidence:
 
     Attributes:
       rules: names; BASELINE is among them.
-      values: by metric, (rules, items); the metrics are in `metrics.py`. HIGHEST_KL has a third
-        axis.
+      values: by metric, (rules, items); the metrics are in `metrics.py`.
       strata: the distinct ones.
       stratum: (items,) int, index of each item's stratum in `strata`.
       group: (items,) int, of dependent items; -1 for an item that is a group by itself.
@@ -62,7 +61,6 @@ class Evidence:
       fits: the rules that are fits with entries for heads; other rules apply to every head.
       of: the source of the items.
       tokens: (items,) number of tokens that LOG_P is the sum of, if losses are per token.
-      text_tokens: (items,) number of tokens of a window of text; 0 of an answer.
       fewest: by size, the least n of its rows, if rows of several n share a size.
     """
 
@@ -77,7 +75,6 @@ class Evidence:
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Fit] = field(default_factory=dict)
     tokens: np.ndarray | None = None
-    text_tokens: np.ndarray | None = None
     fewest: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -135,7 +132,7 @@ class Evidence:
         """Some of the items, by (items,) bool or by indices."""
         if chosen.dtype == bool and chosen.all():
             return self
-        names = ("stratum", "group", "weight", "head", "tokens", "text_tokens")
+        names = ("stratum", "group", "weight", "head", "tokens")
         columns: dict[str, Any] = {
             name: getattr(self, name)[chosen] for name in names if getattr(self, name) is not None
         }

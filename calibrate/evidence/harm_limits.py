@@ -1,4 +1,4 @@
-"""Non-inferiority: limits on the harm of a rule, their clauses in text, and the harm to text.
+"""Non-inferiority: limits on the harm of a rule, and their clauses in text.
 
 A limit is a margin on the mean loss of some of the items: of NLL at the sizes that a head or a
 model was trained on, or of KL divergence on retention text. Held-out items may lose the whole
@@ -14,16 +14,8 @@ import numpy as np
 
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import BASELINE, Evidence, Stratum
-from calibrate.evidence.metrics import (
-    HIGHEST_KL,
-    KL,
-    LOG_P,
-    LOG_P_PER_TOKEN,
-    SAME_TOP,
-    ItemKind,
-    Metric,
-)
+from calibrate.evidence.evidence import Evidence, Stratum
+from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN, ItemKind, Metric
 from calibrate.store.fit import Fit
 
 SAFETY_FACTOR = 1 / 2  # the share of a tolerance of NLL that a fit, or a choice, may use
@@ -38,7 +30,6 @@ UNITS_OF_LOSS = {
     LOG_P_PER_TOKEN: "nats of log-likelihood per token",
     KL: "nats per token of KL divergence from the baseline",
 }
-TAIL = 0.001  # the share of tokens whose KL is above `TextHarm.kl_999`
 
 
 @dataclass(frozen=True)
@@ -207,58 +198,3 @@ def margin_clause(result: NonInferiorityResult, name: str = "") -> str:
 def items_name(result: NonInferiorityResult) -> str:
     """The name of the items of a result; if one size exceeds the margin, of that size."""
     return result.limit.name if result.size is None else f"in distribution (n = {result.size:,})"
-
-
-class TextHarm(NamedTuple):
-    """The harm of a rule to windows of text, in the measures of quantised models.
-
-    llama.cpp's `llama-perplexity --kl-divergence` prints the same: perplexity before and after,
-    mean and 99.9th percentile of the KL divergence per token, and the share of tokens whose most
-    probable token stays ("Same top p").
-    """
-
-    perplexity: float  # exp of the NLL, nats per token
-    baseline_perplexity: float
-    kl: Estimate  # nats per token, mean
-    kl_999: float  # nats: the 99.9th percentile of the KL per token; NaN where it is unknown
-    same_top: Estimate  # the share of tokens whose most probable token is the baseline's
-    n_tokens: int
-
-
-def text_harm(evidence: Evidence, rule: str) -> TextHarm | None:
-    """The harm of a rule to the text among some items; None without text, or without its tokens.
-
-    Means give strata, domains of text at a length, equal weight; the quantile is of all tokens.
-    """
-    if SAME_TOP not in evidence.values or not evidence.text.n:
-        return None
-    text = evidence.text
-    assert text.text_tokens is not None
-    n_tokens = int(text.text_tokens.sum())
-    perplexity, baseline = (
-        float(np.exp(-text.mean(name, LOG_P).mean)) for name in (rule, BASELINE)
-    )
-    quantile = upper_quantile(text.scores(rule, HIGHEST_KL), n_tokens)
-    kl, same_top = text.mean(rule, KL), text.mean(rule, SAME_TOP)
-    return TextHarm(perplexity, baseline, kl, quantile, same_top, n_tokens)
-
-
-def text_harm_by_domain(evidence: Evidence, rule: str) -> dict[str, TextHarm]:
-    """The harm of a rule to each domain of text, by its name; without domains of unknown harm."""
-    harms = {domain: text_harm(part, rule) for domain, part in evidence.text.by("template").items()}
-    return {str(domain): harm for domain, harm in harms.items() if harm is not None}
-
-
-def upper_quantile(highest: np.ndarray, n_tokens: int) -> float:
-    """The KL that a share TAIL of all tokens exceeds, by the highest KLs of each window.
-
-    Args:
-      highest: (windows, some) nats. The result is exact unless a window has more tokens above it
-        than `highest` holds of each window; then it is a lower bound.
-      n_tokens: of all windows.
-    Returns:
-      nats; NaN if `highest` holds too few.
-    """
-    n_above = int(TAIL * n_tokens)
-    falling = -np.sort(-highest, axis=None)
-    return float(falling[n_above]) if n_above < len(falling) else np.nan

@@ -20,10 +20,7 @@ class Metric:
       decimals: of the displayed mean.
       higher_is_better: of the numbers of the items.
       per_token: the mean is per token, not per answer.
-      place: rank among tables of means and in the sentence on a rule; None: in neither.
-      detail: its tables are details, and the sentence does not give its change.
-      of_text: tables show its mean on retention text too.
-      note: a clause on how to read its table; empty: its unit.
+      place: rank in the sentence on a rule and in JSON; None: in neither.
     """
 
     name: str
@@ -35,9 +32,6 @@ class Metric:
     higher_is_better: bool = True
     per_token: bool = False
     place: int | None = None
-    detail: bool = False
-    of_text: bool = False
-    note: str = ""
 
     @property
     def sign(self) -> int:
@@ -51,31 +45,15 @@ class Metric:
 
 
 # log p of the target or of the whole answer; of text per token.
-LOG_P = Metric(
-    "log_p",
-    "log-likelihood",
-    "NLL",
-    factor=-1,
-    place=0,
-    of_text=True,
-    note="NLL, negative log-likelihood: lower is better",
-)
+LOG_P = Metric("log_p", "log-likelihood", "NLL", factor=-1, place=0)
 LOG_P_PER_TOKEN = replace(LOG_P, per_token=True)
-P = Metric(
-    "p", "probability of the target", unit=PER_CENT, factor=100, decimals=1, place=1, detail=True
-)
+P = Metric("p", "probability of the target", unit=PER_CENT, factor=100, decimals=1, place=1)
 # 1 where the head or the answer is right; of text the share of its tokens.
 RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1, place=2)
 # Of text, in nats per token.
 KL = Metric(
     "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
 )
-# Of windows of text: the share of tokens whose most probable token is the baseline's; and the
-# highest KLs of single tokens, falling, for the quantile in `harm_limits.py`.
-SAME_TOP = Metric(
-    "same_top", "same top token", unit=PER_CENT, factor=100, decimals=2, per_token=True
-)
-HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
 # The probability of the item with the highest logit, and the probability that it is the target: 1,
 # 0, or 1 / k in a tie of k items. See `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
@@ -83,7 +61,7 @@ RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decim
 
 
 def placed(metrics: Iterable[Metric]) -> list[Metric]:
-    """The metrics that tables and sentences have, in their order."""
+    """The metrics that sentences and JSON have, in their order."""
     places = {metric: metric.place for metric in metrics if metric.place is not None}
     return sorted(places, key=lambda metric: places[metric])
 

@@ -23,12 +23,10 @@ from calibrate.evidence.harm_limits import (
 )
 from calibrate.evidence.metrics import (
     ANSWERS,
-    HIGHEST_KL,
     KL,
     LOG_P,
     LOG_P_PER_TOKEN,
     RIGHT,
-    SAME_TOP,
     Metric,
 )
 from calibrate.model.splits import TEST, VALIDATION, assign_groups, whole_template_splits
@@ -59,8 +57,7 @@ def compare_rules(
       scores: by rule, one entry for each index; the baseline is BASELINE.
       of: the model.
       own: True if a fit was made on these examples, so that some templates are held out.
-      exact_match: False if scores are not of single tokens: then RIGHT, SAME_TOP and HIGHEST_KL are
-        left out.
+      exact_match: False if scores are not of single tokens: then RIGHT is left out.
     """
     index = np.asarray(indices, int)
     cell = np.array([example.cell for example in examples.examples])[index]
@@ -77,7 +74,6 @@ def compare_rules(
         np.where(is_text, _balanced_weights(stratum), 1.0),
         of,
         tokens=np.where(is_text, 1, n_answer),
-        text_tokens=np.where(is_text, n_answer, 0),
     )
 
 
@@ -109,9 +105,6 @@ def _metric_values(
         values[RIGHT] = np.array([np.where(is_text, x, x == 1) for x in shares])
     if is_text.any():
         values[KL] = np.array([x.kl / n_answer for x in scores])
-        if exact_match:
-            values[SAME_TOP] = np.array([1 - x.changed / n_answer for x in scores])
-            values[HIGHEST_KL] = np.array([x.highest_kl for x in scores])
     return values
 
 

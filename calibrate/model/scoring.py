@@ -34,7 +34,6 @@ from calibrate.model.runner import (
 )
 from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import (
-    N_HIGHEST,
     PASSES_FOLDER,
     UNIT_TOKENS,
     Example,
@@ -134,15 +133,11 @@ def score_batch(
         logits.float().flatten(0, 1), target.flatten(), reduction="none"
     ).view_as(target)
     log_p = -torch.where(is_answer, nll, 0).sum(1, dtype=torch.float64)
-    top = logits.argmax(-1)
-    n_right = ((top == target) & is_answer).sum(1)
+    n_right = ((logits.argmax(-1) == target) & is_answer).sum(1)
     scores = Scores.baseline(_finite_log_p(log_p, examples), n_right.cpu().numpy().astype(np.int32))
     if baseline is not None:
         token_kl = kl_divergence(baseline.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
         kl = torch.where(is_answer, token_kl, 0)
-        highest = kl.topk(min(N_HIGHEST, n_kept)).values.cpu().numpy()
-        scores.highest_kl[:, : highest.shape[1]] = highest
-        scores.changed[:] = ((baseline.argmax(-1) != top) & is_answer).sum(1).cpu().numpy()
         scores.kl[:] = kl.sum(1).cpu().numpy()
     return log_p, scores
 

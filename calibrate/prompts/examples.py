@@ -41,10 +41,8 @@ from calibrate.storage.strict_json import Count, Digest, PrintableText, Scalar, 
 EXAMPLES_FILE = "examples.npz"
 MODEL_FILE = ".model"  # hidden: a path of this machine
 PASSES_FOLDER = ".passes"  # hidden: results of passes through the model
-N_HIGHEST = 32  # tokens of a window of text whose KL is kept, for its quantiles
 UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
 MAX_CELLS = 10_000
-_COMPARISONS = ("kl", "changed", "highest_kl")  # columns of Scores: 0 for the baseline
 # Bytes of a shard of baseline scores, at most.
 _BYTES_PER_SHARD = 1_024
 _BYTES_PER_EXAMPLE = 12
@@ -161,27 +159,22 @@ class ExampleSet:
 class Scores(NamedTuple):
     """Scores of some examples under a rule.
 
-    The comparisons with the baseline, `kl`, `changed` and `highest_kl`, are 0 for answers, and for
-    the baseline itself.
+    The comparison with the baseline, `kl`, is 0 for answers, and for the baseline itself.
     """
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
     kl: np.ndarray  # (examples,) float64, nats: KL(baseline || rule) of text, summed over tokens
-    changed: np.ndarray  # (examples,) int32: tokens of text whose most probable token changes
-    highest_kl: np.ndarray  # (examples, N_HIGHEST) float64, nats: of tokens of text, descending
 
     @staticmethod
     def empty(n: int) -> "Scores":
-        """Uninitialised scores of n examples, with comparisons of 0."""
+        """Uninitialised scores of n examples, with a KL of 0."""
         return Scores.baseline(np.empty(n), np.empty(n, np.int32))
 
     @staticmethod
     def baseline(log_p: np.ndarray, right: np.ndarray) -> "Scores":
-        """Scores under the baseline, with comparisons of 0."""
-        n = len(log_p)
-        comparisons = np.zeros(n), np.zeros(n, np.int32), np.zeros((n, N_HIGHEST))
-        return Scores(log_p, right, *comparisons)
+        """Scores under the baseline, with a KL of 0."""
+        return Scores(log_p, right, np.zeros(len(log_p)))
 
     def at(self, indices: Sequence[int] | np.ndarray) -> "Scores":
         """The scores of some of the examples."""
@@ -193,8 +186,8 @@ class Scores(NamedTuple):
             column[indices] = values
 
     def pack(self) -> bytes:
-        """Returns the bytes of a shard; comparisons are left out if every KL is 0."""
-        left_out = () if self.kl.any() else _COMPARISONS
+        """Returns the bytes of a shard; the KL is left out if it is 0 throughout."""
+        left_out = () if self.kl.any() else ("kl",)
         return pack_arrays({k: x for k, x in self._asdict().items() if k not in left_out})
 
     @staticmethod
@@ -330,15 +323,12 @@ def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
     """
     n = len(n_answer)
     empty = Scores.empty(n)._asdict()
-    arrays = {name: empty[name] for name in _COMPARISONS} | parse_arrays(data, path)
+    arrays = {"kl": empty["kl"]} | parse_arrays(data, path)
     types = {name: (x.dtype.newbyteorder("<").str, x.shape) for name, x in empty.items()}
     check_arrays(arrays, path, types)
     scores = Scores(**{name: arrays[name] for name in empty})
-    for name in ("kl", "highest_kl"):
-        values = arrays[name]
-        require((np.isfinite(values) & (values >= 0)).all(), path, f"{name} is not >= 0")
+    require((np.isfinite(scores.kl) & (scores.kl >= 0)).all(), path, "kl is not >= 0")
     require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
-    for name in ("right", "changed"):
-        within = (arrays[name] >= 0) & (arrays[name] <= n_answer)
-        require(within.all(), path, f"{name} exceeds the answer's tokens")
+    within = (scores.right >= 0) & (scores.right <= n_answer)
+    require(within.all(), path, "right exceeds the answer's tokens")
     return scores

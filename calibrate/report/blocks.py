@@ -21,7 +21,6 @@ class Heading:
     """The title of the blocks that follow."""
 
     text: str
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Text:
     """A paragraph."""
 
     text: str
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Code:
 
     purpose: str
     text: str
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,6 @@ class Facts:
     """Labelled values, a line each; equal labels may repeat."""
 
     rows: Sequence[tuple[str, str]]
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,16 +56,9 @@ class Table:
     left: Sequence[str] = ()  # columns of text, aligned to the left
     marked: Sequence[int] = ()  # indices of rows that are means of others
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells shown bold
-    detail: bool = False
 
 
-# The terminal prints details with --verbose only; pages have them always.
 Block = Heading | Text | Code | Facts | Table
-
-
-def as_detail(blocks: Iterable[Block]) -> Iterable[Block]:
-    """The same blocks, each a detail."""
-    return (dataclasses.replace(block, detail=True) for block in blocks)
 
 
 def and_more(total: int) -> str:

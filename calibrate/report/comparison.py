@@ -2,14 +2,15 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.estimate import NOTHING
-from calibrate.evidence.evidence import BASELINE, Evidence
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, PER_CENT, RIGHT, SETS, Metric
-from calibrate.report.blocks import Table
+from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, SETS, Metric
+from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import (
     THIS_FIT,
     label,
@@ -17,6 +18,7 @@ from calibrate.report.labels import (
     metric_label,
     metric_title,
 )
+from calibrate.report.rules import entry_heading, entry_text
 from calibrate.store.fit import Fit
 
 BEST = "*"  # before the NLL of the best rules, see `best_rules`
@@ -33,6 +35,10 @@ ECE_NOTE = (
 HARD_NOTE = "Argmax puts all weight on one item, and so has no finite NLL."
 MISRANKED_NOTE = (
     "Misranked: collected inputs in which another item has a higher logit than the target."
+)
+TEXT_NOTE = (
+    "NLL: baseline → fit. KL: mean divergence of the next token's distribution from the "
+    "baseline's, ± standard error."
 )
 COLUMN_WIDTH = 18  # letters of a line of a heading
 
@@ -78,29 +84,91 @@ def comparison_table(items: Evidence, names: Names, own: str = "") -> Table:
     return Table(list(columns), rows, title, note, ["rule"], marked, _best_cells(rows))
 
 
-def size_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str) -> Table:
-    """A row for each size and then for means of sizes, and a column for each rule.
+def means_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str) -> Table:
+    """The mean of a score: a row for each part and then for means of parts, a column for each rule.
 
     Args:
-      parts: items by size.
-      means: items of several sizes.
+      parts: items by size, or by template and size.
+      means: items of several parts.
       names: of the rules.
       score: the number to show.
-      by: heading of the sizes.
+      by: heading of the parts.
     """
     rows = {**parts, **means}
     rules = [rule for rule in names if not is_infinite(rule, score)]
-    columns = [by, *(names[rule] for rule in rules)]
     cells = [[name, *_cells(items, rules, score)] for name, items in rows.items()]
-    of, *_ = (items.of.items for items in rows.values())
-    if len({items.n for items in parts.values()}) > 1:
-        columns.append(of.name)
-        cells = [[*row, f"{x.n:,}"] for row, x in zip(cells, rows.values(), strict=True)]
-    title = f"{metric_title(score, of)}, by {by}"
+    title = metric_title(score, next(iter(rows.values())).of.items)
     note = BEST_NOTE if score == LOG_P else ""
-    left = [by] if any(" " in name for name in rows) else []
-    marked = range(len(parts), len(rows))
-    return Table(columns, cells, title, note, left, marked, _best_cells(cells))
+    table = _table_of_parts(parts, means, [names[rule] for rule in rules], cells, by)
+    return replace(table, title=f"{title}, by {by}", note=note, bold=_best_cells(cells))
+
+
+def gains_table(parts: Parts, means: Parts, names: Names, by: str) -> Table:
+    """The paired gains over the baseline, with their errors; arguments as of `means_table`."""
+    rules = [rule for rule in names if rule != BASELINE and not is_infinite(rule, LOG_P)]
+    cells = [[name, *_gains(items, rules, BASELINE)] for name, items in {**parts, **means}.items()]
+    table = _table_of_parts(parts, means, [names[rule] for rule in rules], cells, by)
+    return replace(table, title=f"Gain over the baseline, nats, by {by}", note=GAIN_NOTE)
+
+
+def _table_of_parts(
+    parts: Parts, means: Parts, headings: Sequence[str], cells: list[list[str]], by: str
+) -> Table:
+    """A row for each part of the items; their numbers of items are shown if they differ."""
+    rows = [*parts.values(), *means.values()]
+    columns = [by, *map(wrapped, headings)]
+    if len({items.n for items in parts.values()}) > 1:
+        columns.append(rows[0].of.items.name)
+        cells = [[*row, f"{items.n:,}"] for row, items in zip(cells, rows, strict=True)]
+    left = [by] if any(" " in row[0] for row in cells) else []
+    return Table(columns, cells, left=left, marked=range(len(parts), len(rows)))
+
+
+def heads_table(
+    heads: Sequence[tuple[str, OptionalHeadId, Evidence]], names: Names, fits: Sequence[str]
+) -> Table:
+    """The NLL of the baseline and the gain of each fit, by head; of a single fit also its rule.
+
+    Args:
+      heads: (name, layer and head, items), in the order of the rows.
+      names: of the rules.
+      fits: the rules with a column.
+    """
+    _, _, items = heads[0]
+    fit = items.fits.get(fits[0]) if len(fits) == 1 else None
+    columns = ["head", "inputs", "NLL of the baseline", *(f"gain of {names[x]}" for x in fits)]
+    rows = []
+    for name, head, part in heads[:SHOWN_HEADS]:
+        gains = [
+            _gains(part, [rule], BASELINE)[0] if part.names(rule, head) else "unchanged"
+            for rule in fits
+        ]
+        row = [name, f"{part.n:,}", _cell(part, BASELINE, LOG_P), *gains]
+        rows.append(row if fit is None else [*row, entry_text(fit, fit.entry_of(*head))])
+    if fit is not None:
+        columns.append(entry_heading(fit))
+    title = f"Gain by head, nats, the largest of {names[fits[0]]} first"
+    note = f"{GAIN_NOTE}{and_more(len(heads))}"
+    left = [columns[0], *columns[4:]] if fit is not None else columns[:1]
+    return Table([*map(wrapped, columns)], rows, title, note, left=left)
+
+
+def text_table(text: Evidence, fit: str, name: str) -> Table:
+    """The harm of a fit to retention text, by domain: NLL per token before and after, and KL."""
+    parts = {str(domain): part for domain, part in text.by("template").items()}
+    rows = {**parts, "all": text} if len(parts) > 1 else parts
+    cells = [
+        [
+            domain,
+            f"{part.n:,}",
+            f"{_cell(part, BASELINE, LOG_P)} → {_cell(part, fit, LOG_P)}",
+            part.mean(fit, KL).shown(f".{KL.decimals}f"),
+        ]
+        for domain, part in rows.items()
+    ]
+    columns = ["text", "windows", "NLL per token", "KL per token"]
+    title = f"Retention text under {name}, nats"
+    return Table(columns, cells, title, TEXT_NOTE, ["text"], range(len(parts), len(rows)))
 
 
 def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:
@@ -126,7 +194,7 @@ def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Tabl
     rows += [
         [name, "", *(_cell(items, rule, score) for rule in rules)] for name, score in of_all.items()
     ]
-    headings = ["\n".join(textwrap.wrap(names[rule], width=COLUMN_WIDTH)) for rule in rules]
+    headings = [wrapped(names[rule]) for rule in rules]
     title = f"{metric_title(first, items.of.items)}, of {items.n:,} new inputs"
     note = f"{MISRANKED_NOTE} {_note_on(others, rules)}"
     marked = range(len(by_size), len(rows))
@@ -137,6 +205,11 @@ def scores_of(items: Evidence) -> list[Metric]:
     """The scores that are compared: accuracy, NLL and ECE, as far as they are known."""
     known = {RIGHT: RIGHT in items.values, LOG_P: True, ECE: CONFIDENCE in items.values}
     return [score for score, is_known in known.items() if is_known]
+
+
+def wrapped(heading: str) -> str:
+    """A heading in lines of at most `COLUMN_WIDTH` letters."""
+    return "\n".join(textwrap.wrap(heading, width=COLUMN_WIDTH))
 
 
 def _title(score: Metric, items: Evidence) -> str:
@@ -166,6 +239,7 @@ def _best_cells(rows: Sequence[Sequence[str]]) -> set[tuple[int, int]]:
 
 def _gains(items: Evidence, rules: Sequence[str], over: str, more_decimals: int = 0) -> list[str]:
     """The paired gain in log-likelihood of each rule over another."""
+    more_decimals += int(not items.answers.n)  # text: per token
     return [
         ""
         if rule == over

@@ -5,11 +5,11 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import OWN
-from calibrate.report.blocks import Block, Code, Facts, Heading, as_detail
+from calibrate.report.blocks import Block, Code, Facts, Heading
 from calibrate.report.collection_record import (
     misranked_by_size,
     spans_by_size,
@@ -25,7 +25,7 @@ from calibrate.report.fit_tables import (
 from calibrate.report.rules import rule_facts, typical_betas, value_text
 from calibrate.rows.rows import head_label
 from calibrate.store.fit import Fit, digest, dumps
-from calibrate.store.references import published_store
+from calibrate.store.references import find
 
 if TYPE_CHECKING:
     from calibrate.fitting.head_fit import HeadFit
@@ -46,7 +46,7 @@ class FitRecord:
       rows: the same inputs, solved, for a fit of one head.
       scores: on the test split, for a fit through a model.
       more: JSON of a fit through a model: beta of every head, and losses.
-      of_file: print the details, too.
+      of_file: print source and id, too.
     """
 
     fit: Fit
@@ -96,8 +96,8 @@ class FitRecord:
         else:
             yield from held_out_tables(fit, self.misranked, spans)
         yield from kinds_tables(fit)
-        details = [Facts([*source_facts(fit), ("id", digest(fit))])]
-        yield from details if self.of_file else as_detail(details)
+        if self.of_file:
+            yield Facts([*source_facts(fit), ("id", digest(fit))])
 
     @property
     def misranked(self) -> Mapping[int, str]:
@@ -213,12 +213,25 @@ def constant_lines(beta: float) -> list[str]:
 
 
 def load_line(fit: Fit) -> str:
-    """The Python expression that loads exactly this version, from any folder."""
-    place = fit.address or (fit.reference if _is_shipped(fit) else os.path.abspath(fit.place))
+    """The Python expression that loads exactly this version, as a person in this folder types it.
+
+    An address; else NAME@VERSION, if this folder finds the file by it; else a path.
+    """
+    place = fit.address or (fit.reference if _is_found(fit) else _typed_path(fit))
     return f"calibrate.load({json.dumps(place, ensure_ascii=False)})"
 
 
-def _is_shipped(fit: Fit) -> bool:
-    """True of a fit in the package's own store: its reference names it from any folder."""
+def _is_found(fit: Fit) -> bool:
+    """True if the reference of a fit leads to its own file."""
     assert fit.path is not None
-    return Path(os.path.realpath(fit.path)).is_relative_to(os.path.realpath(published_store()))
+    try:
+        return os.path.realpath(find(fit.reference)) == os.path.realpath(fit.path)
+    except CoefficientsError:
+        return False
+
+
+def _typed_path(fit: Fit) -> str:
+    """The path of a fit: relative to the working folder, unless it lies outside."""
+    assert fit.path is not None
+    relative = os.path.relpath(fit.path)
+    return os.path.abspath(fit.path) if relative.startswith(os.pardir) else relative

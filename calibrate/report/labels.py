@@ -16,7 +16,6 @@ LOG_N_OF_MODEL = "log n / log "  # and for a model: its name ends with the lengt
 LABELS = {  # kinds of rule have their own names
     BASELINE: "baseline",
     PAPER: "published polynomial",
-    "rounded": "published polynomial, rounded",
     OWN: "fitted rule",
     **PROCEDURE_LABELS,
     LOG_N: f"log n / log {TRAINED_SIZE}",
@@ -25,7 +24,6 @@ LABELS = {  # kinds of rule have their own names
 EXPLANATIONS = {
     BASELINE: "softmax, beta = 1",
     PAPER: "beta as in Velickovic et al. (2024), who fitted it to a head of their own",
-    "rounded": "the same, with the two decimals that the paper prints",
     LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
     f"for longer inputs, here for heads trained on up to {TRAINED_SIZE} items",
     HARD: "all weight on the item with the highest logit: the limit of a large beta",
@@ -70,19 +68,9 @@ def metric_title(metric: Metric, items: ItemKind) -> str:
     return f"{capitalised(metric_label(metric, items))}{unit}"
 
 
-def metric_note(metric: Metric) -> str:
-    """A clause on how to read a table of a metric."""
-    return metric.note or f"changes are in {metric.unit_of_change or 'its own unit'}"
-
-
 def mean_text(mean: float, metric: Metric, more_decimals: int = 0) -> str:
     """A mean without its unit: "0.512", "67.0"."""
     return decimal(metric.factor * float(mean), f".{metric.decimals + more_decimals}f")
-
-
-def estimate_text(estimate: Estimate, metric: Metric, more_decimals: int = 0) -> str:
-    """A mean with its standard error: "0.512 ± 0.003"."""
-    return estimate.shown(f".{metric.decimals + more_decimals}f", metric.factor)
 
 
 def change_text(change: Estimate, metric: Metric, more_decimals: int = 0) -> str:

@@ -13,10 +13,11 @@ from calibrate.errors import printable
 from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric, placed
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
 from calibrate.report import plot_style, plots
-from calibrate.report.blocks import Block, Facts, Heading, Table, Text
+from calibrate.report.blocks import Block, Facts, Heading, Text
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
+from calibrate.report.comparison import scored_items
 from calibrate.report.fit_record import input_facts, over_constant_facts, source_facts, usage
 from calibrate.report.fit_tables import held_out_tables, kinds_tables
 from calibrate.report.labels import THIS_FIT, capitalised, enumeration, label, metric_label
@@ -64,13 +65,7 @@ class Figures:
     wide: bool = False
 
 
-class Folded(NamedTuple):
-    """Tables in a section that a reader opens; print has them all."""
-
-    tables: Sequence[Table]
-
-
-PageBlock = Block | Figures | Folded
+PageBlock = Block | Figures
 
 
 def write_fit_page(
@@ -118,32 +113,40 @@ def _verdict(fit: Fit, scores: ScoresRecord | None) -> str:
 
 def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[PageBlock]:
     """The sections of the page on a fit, in reading order."""
-    pictures = [*_score_pictures(scores, fit)] if scores else []
     return [
         Heading("In your code"),
         usage(fit),
         Heading("Scores"),
-        *(_score_tables(scores) if scores else held_out_tables(fit)),
-        *_kinds_section(fit),
+        *(_scores_section(scores, fit) if scores else held_out_tables(fit)),
         *temperatures_section(fit, solved),
-        Heading("Figures"),
-        Figures([*pictures, *_rule_pictures(fit)]),
+        Heading("The rule"),
         *_rule_section(fit),
+        *_kinds_section(fit),
         *_inputs_section(fit, solved),
         Heading("Provenance"),
         Facts([*source_facts(fit), *_scored_facts(scores)]),
     ]
 
 
-def _score_tables(scores: ScoresRecord) -> Iterable[Block | Folded]:
-    """The comparison of rules, and tables by size and head; those with errors are folded."""
+def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
+    """The comparison of rules, their names explained, figures, and tables by size and head."""
     yield scores.comparison()
-    yield Facts(scores.explained_rules())
-    yield from scores.compact_size_tables()
-    of_parts = scores.part_tables()
-    yield from (table for table in of_parts if not table.detail)
-    of_sizes = [x for metric in placed(scores.evidence.values) for x in scores.size_tables(metric)]
-    yield Folded([*of_sizes, *(table for table in of_parts if table.detail)])
+    explained = "; ".join(f"{name}: {text}" for name, text in scores.explained_rules())
+    yield Text(" ".join(filter(None, [f"{capitalised(explained)}.", _two_baselines(scores, fit)])))
+    yield Figures([*_score_pictures(scores)])
+    yield from scores.tables()
+
+
+def _two_baselines(scores: ScoresRecord, fit: Fit) -> str:
+    """A sentence on the NLLs of the baseline here and in the verdict, if both are on the page."""
+    nll = {kind["kind"]: kind.get("nll") for kind in fit.evidence.get("kinds", [])}.get(BASELINE)
+    if nll is None:
+        return ""
+    new = -scores.judged.mean(BASELINE, LOG_P).mean
+    return (
+        f"The NLL of the baseline is {new:.3f} here, on {scored_items(scores.judged)}; the "
+        f"{nll:.3f} of the verdict and of the kinds of rule is on the inputs of the fit."
+    )
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:
@@ -211,11 +214,11 @@ def _picture_of_head(head: SolvedOne, rule: Fit) -> Picture:
     return draw_picture(capitalised(label), caption, plot_optimal_beta, head.rows, rule, others)
 
 
-def _rule_section(fit: Fit) -> Iterable[Block]:
-    rule, constant = fit.rule, fit.ignores_inputs
-    yield Heading("The rule")
+def _rule_section(fit: Fit) -> Iterable[Block | Figures]:
+    rule = fit.rule
+    yield Figures([_rule_picture(fit)])
     yield Facts([*rule_facts(fit), *over_constant_facts(fit)])
-    if not constant:
+    if not fit.ignores_inputs:
         used = (("H", rule.by_entropy), ("n", rule.by_size))
         yield Text(" ".join(SYMBOLS[symbol] for symbol, uses in used if uses))
     if fit.has_heads:
@@ -239,29 +242,22 @@ def _scored_facts(scores: ScoresRecord | None) -> Iterable[tuple[str, str]]:
         yield "scored on", f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
 
 
-def _score_pictures(scores: ScoresRecord, fit: Fit) -> Iterable[Picture]:
-    """Scores by size and by template, reliability, retention text, and gains of heads."""
+def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
+    """Scores by size, reliability, and gains of heads."""
     own, items = scores.fits[0], scores.judged
 
-    def draw_scores(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
+    def draw_scores(metric: Metric, gain: bool, title: str) -> Picture:
         caption = f"On the same {items.of.items.name}; bars: two standard errors."
         caption += f" {plots.BEYOND_NOTE}" if gain else ""
-        look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": THIS_FIT}
-        return draw_picture(title, caption, plots.plot_scores, part, metric, **look)
+        look: dict[str, Any] = {"own": own, "gain": gain, "name": THIS_FIT}
+        return draw_picture(title, caption, plots.plot_scores, items, metric, **look)
 
-    yield draw_scores("size", items, LOG_P, True, "Gain over the baseline by size")
+    yield draw_scores(LOG_P, True, "Gain over the baseline by size")
     if RIGHT in items.values:
         title = f"{capitalised(metric_label(RIGHT, items.of.items))} by size"
-        yield draw_scores("size", items, RIGHT, False, title)
+        yield draw_scores(RIGHT, False, title)
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own)
-    if len(items.by("template")) > 1:
-        yield draw_scores(
-            "template", items, LOG_P, True, "Gain over the baseline by prompt template"
-        )
-    text = scores.evidence.text
-    if text.n and text.n < scores.evidence.n:
-        yield draw_scores("size", text, LOG_P, True, "Retention text: below 0 it is worse")
     if len(items.heads) > 1:
         caption = "Log-likelihood, nats. Orange: gains; purple: loses; x: unchanged."
         yield draw_picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
@@ -287,18 +283,17 @@ def _reliability_picture(items: Evidence, own: str) -> Picture:
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
 
 
-def _rule_pictures(fit: Fit) -> Iterable[Picture]:
+def _rule_picture(fit: Fit) -> Picture:
     if fit.has_heads:
         caption = (
             f"{_place_of_betas(fit)}Red: beta > 1, sharper than the baseline; blue: more diffuse; "
             "x: no rule."
         )
-        yield draw_picture("Beta of the heads", caption, plots.plot_head_betas, fit)
-    else:
-        caption = "Beta over the domain of the fit, and beyond."
-        if fit.ignores_inputs:
-            caption = "Beta is the same for every input."
-        yield draw_picture("The rule", caption, plots.plot_rule, fit)
+        return draw_picture("Beta of the heads", caption, plots.plot_head_betas, fit)
+    caption = "Beta over the domain of the fit, and beyond."
+    if fit.ignores_inputs:
+        caption = "Beta is the same for every input."
+    return draw_picture("The rule", caption, plots.plot_rule, fit)
 
 
 def _place_of_betas(fit: Fit) -> str:

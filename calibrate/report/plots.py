@@ -39,7 +39,7 @@ COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG
 MAX_CURVES = 5
 LEGEND_NAMES = {LEAST_SQUARES: "least squares"}  # names that are shorter than in tables
 BEYOND_NOTE = "Rules that gain or lose far more than this fit are in the tables only."
-SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around a tick: no bar hides another
+SPREAD = 0.2  # of the rules around a tick: no bar hides another
 MAX_GAIN = 4.0  # times the largest gain of the fit: the range of the axis
 
 
@@ -47,52 +47,42 @@ def plot_scores(
     ax: "Axes",
     evidence: Evidence,
     metric: Metric,
-    by: str = "size",
     own: str = OWN,
     gain: bool = False,
     name: str = "",
 ) -> "Axes":
-    """Draws a metric of the rules that people compare, with bars of two standard errors.
+    """Draws a metric of the rules that people compare by size, with bars of two standard errors.
 
     Args:
       ax: where to draw.
       evidence: of the rules.
       metric: LOG_P, P or RIGHT.
-      by: "size" or "template".
       own: the rule to highlight.
       gain: draw gains over the baseline, not means.
       name: of `own`, for people.
     """
-    parts, others = evidence.by(by), iter(OTHERS * len(evidence.rules))
+    parts, others = evidence.by("size"), iter(OTHERS * len(evidence.rules))
     rules = [rule for rule in _compared(evidence, own, metric) if not (gain and rule == BASELINE)]
     for i, rule in enumerate(rules):
         colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
-        x = np.arange(len(parts)) + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
+        x = np.arange(len(parts)) + SPREAD * ((i + 0.5) / len(rules) - 0.5)
         look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "lw": 1.4, "capsize": 2}
         ax.errorbar(
             x,
             *_means_and_bars(parts.values(), rule, metric, gain),
             zorder=3 if rule == own else 2,
-            ls=dash if by == "size" else "",
+            ls=dash,
             label=short(name if rule == own and name else _legend_name(rule)),
             **look,
         )
-    _name_parts(ax, evidence, by)
+    ax.grid(alpha=0.25, lw=0.5)
+    ax.set_xticks(np.arange(len(parts)), map(evidence.span, parts), rotation=45)
+    ax.set_xlabel("tokens" if evidence.of.items.in_tokens else "items n")
     if gain:
         _limit(ax, _means_and_bars(parts.values(), own, metric, gain)[0])
     ax.set_ylabel(_scores_label(metric, evidence.of.items, gain))
     legend_below(ax)
     return ax
-
-
-def _name_parts(ax: "Axes", evidence: Evidence, by: str) -> None:
-    """Puts sizes or templates along x, and a grid."""
-    parts = evidence.by(by)
-    ax.grid(alpha=0.25, lw=0.5)
-    names = [evidence.span(key) if by == "size" else str(key) for key in parts]
-    ax.set_xticks(np.arange(len(parts)), names, rotation=45)
-    if by == "size":
-        ax.set_xlabel("tokens" if evidence.of.items.in_tokens else "items n")
 
 
 def _legend_name(rule: str) -> str:

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from calibrate.report.blocks import Block, Facts, Result, Table, Text, as_detail
+from calibrate.report.blocks import Block, Facts, Result, Table, Text
 from calibrate.report.collection_record import theta_facts
 from calibrate.report.comparison import rules_table
 from calibrate.report.fit_record import FitRecord, load_line
-from calibrate.report.fit_tables import kinds_tables
 from calibrate.report.rules import short_rule_facts, value_text
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.store.fit import Fit
@@ -27,7 +26,6 @@ def run_result(record: FitRecord, scores: ScoresRecord | None, page: Path | None
         shown += [block for block in record.evidence() if isinstance(block, Table)]
     else:
         shown.append(rules_table(scores.evidence, fit, record.misranked))
-        shown += as_detail([*scores.tables(), *kinds_tables(fit)])
     theta = [] if record.rows is None else theta_facts(record.rows)
     rule = [] if len(fit.entries) > 1 else short_rule_facts(fit)
     places = [("load", f"fit = {load_line(fit)}"), report_fact(page)]

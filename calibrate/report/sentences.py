@@ -39,7 +39,6 @@ from calibrate.report.labels import (
     mean_text,
     metric_label,
 )
-from calibrate.report.text_harm import text_harm_sentence
 from calibrate.store.fit import Fit
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
@@ -62,7 +61,6 @@ def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
-        text_harm_sentence(evidence, rule),
         _on_other_rules(evidence, rule),
     )
     return [text for text in texts if text]
@@ -96,8 +94,6 @@ def _before_and_after(items: Evidence, rule: str, metric: Metric) -> str:
     means = (items.mean(name, metric).mean for name in (BASELINE, rule))
     before, after = (mean_text(mean, metric) for mean in means)
     numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}".rstrip()
-    if metric.detail:
-        return numbers
     gain = items.gain(rule, metric)
     unit = "" if metric.unit in ("", NATS) else f" {metric.unit_of_change}"
     known = "" if np.isfinite(gain.error) else ", error unknown"

@@ -89,15 +89,15 @@ class Steps:
         self._bar.stop()
 
 
-def show(result: CommandResult, as_json_text: bool = False, verbose: bool = False) -> None:
-    """Prints the result of a command as JSON, or its blocks; details only if `verbose`.
+def show(result: CommandResult, as_json_text: bool = False) -> None:
+    """Prints the result of a command as JSON, or its blocks.
 
     Raises the `failure` of a result that has one, after printing.
     """
     if as_json_text:
         print(json.dumps(as_json(result), indent=1).replace("\x7f", "\\u007f"))
     else:
-        _print_blocks([block for block in result.blocks() if verbose or not block.detail])
+        _print_blocks(result.blocks())
     if failure := getattr(result, "failure", None):
         raise failure
 

@@ -36,7 +36,6 @@ from smollm2_results import (
     draw_record,
     markdown,
     measured,
-    text_harms,
 )
 from study import download, parse, run_calibrate, study_parser, write_record
 
@@ -192,16 +191,15 @@ def evaluate(options: argparse.Namespace) -> None:
         rule: calibrate.load(name, RUNS / "fits")
         for name, (_, rule) in FITS.items() if (RUNS / "fits" / name).exists()
     }  # fmt: skip
-    found, harm = list[Row](), list[Row]()
+    found = list[Row]()
     for name in HELD_OUT:
         run = open_model_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
         evidence = score_rules_on_answers(*run, fits, {}, Jobs(options.jobs)).evidence
         found += measured(evidence, {"held-out": tuple(HELD_OUT_TEMPLATES), TEXT: DOMAINS})
-        harm += text_harms(evidence)
     record = {
         "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL_NAME).fingerprint(),
         "verdicts": {rule: fit.verdict for rule, fit in fits.items()},
-        "found": found, "harm": harm,
+        "found": found,
     }  # fmt: skip
     draw_record(RESULT.with_suffix(".png"), write_record(RESULT, record))
 

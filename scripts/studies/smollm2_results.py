@@ -10,7 +10,6 @@ from study import table
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure
-from calibrate.report.text_harm import text_harm_json
 
 RUNS = Path(__file__).parents[2] / "runs" / "smollm2"
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -46,20 +45,6 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
         for kind, templates in kinds.items()
         for template, length, part in _parts(evidence, templates)
     ]  # fmt: skip
-
-
-def text_harms(evidence: Evidence) -> list[Row]:
-    """The harm of each rule to text of each length: of all text, and by domain.
-
-    Perplexity before and after, mean and 99.9th percentile of the KL per token, and same top token;
-    nothing without text.
-    """
-    return [
-        {"length": length, "rule": rule, **numbers}
-        for length, part in evidence.text.by("size").items()
-        for rule in part.rules
-        if rule != BASELINE and (numbers := text_harm_json(part, rule)) is not None
-    ]
 
 
 def _parts(evidence: Evidence, templates: Sequence[str]) -> Iterator[tuple[str, int, Evidence]]:
