@@ -89,7 +89,7 @@ def test_a_run_on_a_head_prints_one_screen(first_run, monkeypatch):
     rows, solved = cells_by_row(out), calibrate.solve("runs/quickstart")
     for size in (64, 512):
         n_misranked = solved.misranked[solved.n == size].sum()
-        assert rows[str(size)][1] == f"{n_misranked} of 512 ({n_misranked / 512:.1%})"
+        assert rows[str(size)][1] == f"{n_misranked} of 512 ({n_misranked / 5.12:.1f} %)"
     baseline, own, constant, published, argmax = map(float, rows["512"][2:])
     assert 50 < baseline < published < own < argmax < 80
     assert abs(own - constant) < 1
@@ -182,7 +182,7 @@ def test_collect_then_fit_then_load(run_a):
     assert re.search(rf"verdict +{re.escape(fit.verdict)}\n", out)
     assert re.search(r"inputs +1,024: ", out)
     for size, held_out in zip(counts["sizes"], fit.table.held_out, strict=True):
-        misranked = f"{size['misranked']} of 512 ({size['misranked'] / 512:.1%})"
+        misranked = f"{size['misranked']} of 512 ({size['misranked'] / 5.12:.1f} %)"
         nll = [f"{held_out[key]:.3f}" for key in ("nll_before", "nll_after")]
         gain = f"{held_out['gain']:+.3f} ± {held_out['se']:.3f}"
         assert rows[str(size["size"])][1:6] == ["512", misranked, *nll, gain]

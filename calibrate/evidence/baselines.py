@@ -43,7 +43,7 @@ def hard_attention() -> Fit:
 
 
 def is_infinite(rule: str, metric: Metric) -> bool:
-    """True for the log-likelihood of hard attention: -infinity wherever its arg max is wrong."""
+    """True for the log-likelihood of hard attention: -infinity wherever its argmax is wrong."""
     return (rule, metric) == (HARD, LOG_P)
 
 

@@ -24,7 +24,7 @@ class Reliability(NamedTuple):
 
 
 def ranked_first(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(rows,) probability that arg max, which breaks ties at random, picks a target.
+    """(rows,) probability that argmax, which breaks ties at random, picks a target.
 
     It is 1 where the target has the highest logit, and 1 / k in a tie of k items.
 

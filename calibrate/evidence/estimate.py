@@ -115,6 +115,11 @@ def decimal(value: float, shape: str) -> str:
     return f"{0.0:{shape}}" if float(text) == 0 else text
 
 
+def per_cent(share: float, decimals: int = 1) -> str:
+    """A share of 1 as text: "12.5 %"."""
+    return f"{100 * share:.{decimals}f} %"
+
+
 def index_groups(group: np.ndarray) -> np.ndarray:
     """(items,) index of each item's group, from 0; each item of group -1 is a group by itself."""
     known = group >= 0

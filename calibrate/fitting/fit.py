@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.core.rule import CONSTANT
 from calibrate.errors import CalibrateError, QualityError, warn_user
-from calibrate.evidence.estimate import ALPHA, significant_fdr
+from calibrate.evidence.estimate import ALPHA, per_cent, significant_fdr
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule
 from calibrate.fitting.head_fit import HeadFit, make_evidence
 from calibrate.fitting.held_out import list_procedures, score_held_out, seconds_to_fit
@@ -299,7 +299,7 @@ def drop_refused_rules(heads: Sequence[HeadFit], options: FitOptions) -> list[He
     for i, is_significant in zip(tried, significant_fdr(p_values), strict=True):
         refusal = find_refusal(heads[i], options, is_significant)
         if refusal and len(tried) > 1:
-            refusal += f" (false discovery rate {ALPHA:.0%} over {len(tried)} heads)"
+            refusal += f" (false discovery rate {per_cent(ALPHA, 0)} over {len(tried)} heads)"
         if refusal:
             result[i] = heads[i].without_rule(refusal)
     return result

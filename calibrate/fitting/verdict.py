@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from calibrate.core.rule import CONSTANT, KINDS, POLYNOMIAL, TERMS
 from calibrate.defaults import MAX_BETA, MIN_BETA
-from calibrate.evidence.estimate import ALPHA, MIN_GAIN, Estimate
+from calibrate.evidence.estimate import ALPHA, MIN_GAIN, Estimate, per_cent
 from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.head_fit import HeadFit
 from calibrate.fitting.held_out import HeldOut, join_held_out
@@ -151,7 +151,7 @@ def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
         least, most = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
         text += f", with held-out gains of {least}{f' to {most}' * (most != least)} nats"
     if not options.is_named and options.loss == LIKELIHOOD:
-        text += f" (false discovery rate {ALPHA:.0%})"
+        text += f" (false discovery rate {per_cent(ALPHA, 0)})"
     text += "."
     if kept := len(heads) - len(saved):
         text += f" {kept} keep{'s' * (kept == 1)} softmax."

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.estimate import per_cent
 from calibrate.prompts.examples import Example, ExampleSet
 
 MAX_UNKNOWN = 0.1  # share of the tokens of prompts, answers or a text
@@ -216,11 +217,11 @@ class Encoder:
         }
         for part, tokens in parts.items():
             share = float(np.mean(np.concatenate(tokens) == self._unknown_id)) if tokens else 0.0
-            message = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
+            message = f"{per_cent(share)} of the tokens of {part}{source} are unknown ({unknown})"
             if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{message}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
-                    "tokenizer knows, or put the tokenizer of this model into its folder"
+                    f"{message}, more than {per_cent(MAX_UNKNOWN, 0)}; give text of a kind that the "
+                    "model's tokenizer knows, or put the tokenizer of this model into its folder"
                 )
             if share:
                 warnings.warn(message, stacklevel=2)

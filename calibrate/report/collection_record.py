@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.estimate import per_cent
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.prompts.examples import ExampleCollection
@@ -42,7 +43,7 @@ class SolvedHead:
 
     @property
     def misranked(self) -> dict[int, str]:
-        """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
+        """The number of misranked inputs, by size: "123 of 256 (48.0 %)"."""
         return misranked_by_size(self.collection)
 
 
@@ -76,7 +77,7 @@ def rows_result(collection: RowCollection) -> Result:
             f"{size['size']:,}",
             f"{size['rows']:,}",
             f"{size['misranked']:,}",
-            f"{share_misranked(size):.1%}",
+            per_cent(share_misranked(size)),
             f"{size['ties']:,}",
             f"{count_bad(size):,}",
             f"{size['kept']:,}",
@@ -100,7 +101,7 @@ def examples_result(collection: ExampleCollection) -> Result:
     rows, cells = [], []
     for stratum, part in scores.by("stratum").items():
         log_p, right = (part.mean(BASELINE, metric) for metric in (LOG_P, RIGHT))
-        shown = (f"{part.n:,}", log_p.shown(".3f", -1), f"{right.mean:.1%}")
+        shown = (f"{part.n:,}", log_p.shown(".3f", -1), per_cent(right.mean))
         rows.append((stratum.template, f"{stratum.size:,}", *shown))
         cell = dict(zip(("length", "template", "text"), stratum[:3], strict=True))
         numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
@@ -127,8 +128,8 @@ def nearly_none_right(collection: ExampleCollection) -> str | None:
     if right >= MIN_RIGHT:
         return None
     return (
-        f"the model answers nearly nothing right ({right:.1%} at best); temperatures do not teach "
-        "a model a task: give prompts that it answers when they are short"
+        f"the model answers nearly nothing right ({per_cent(right)} at best); temperatures do not "
+        "teach a model a task: give prompts that it answers when they are short"
     )
 
 
@@ -139,10 +140,10 @@ def _baseline_evidence(collection: ExampleCollection) -> Evidence:
 
 
 def misranked_by_size(collection: RowCollection) -> dict[int, str]:
-    """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
+    """The number of misranked inputs, by size: "123 of 256 (48.0 %)"."""
     return {
         of["size"]: f"{of['misranked']:,} of {of['rows'] - count_bad(of):,} "
-        f"({share_misranked(of):.1%})"
+        f"({per_cent(share_misranked(of))})"
         for of in collection.manifest["sizes"]
     }
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.estimate import NOTHING, per_cent
 from calibrate.report.blocks import SHOWN_HEADS, Facts, Result, Table, and_more, as_json
 from calibrate.report.plot_diagnosis import draw_diagnosis
 from calibrate.report.plot_style import save_figure
@@ -56,7 +56,7 @@ def _cells_of_heads(heads: Sequence[HeadDiagnosis]) -> Cells:
     for head, of_head in zip(heads[:SHOWN_HEADS], at_sizes, strict=False):
         rho = [_rho_text(of_head.get(size)) for size in ends]
         chi = f"{of_head[largest].susceptibility:.3g}" if largest in of_head else NOTHING
-        numbers = [f"{head.inputs:,}", _slope_text(head), *rho, chi, f"{head.misranked:.1%}"]
+        numbers = [f"{head.inputs:,}", _slope_text(head), *rho, chi, per_cent(head.misranked)]
         rows.append([head.name, *numbers])
     of_rho = [f"rho, n = {spans[size]}" for size in ends]
     of_chi = f"susceptibility, n = {spans[largest]}"
@@ -71,7 +71,7 @@ def _cells_of_sizes(head: HeadDiagnosis) -> Cells:
             f"{at.inputs:,}",
             _rho_text(at),
             f"{at.susceptibility:.3g}",
-            f"{at.misranked:.1%}",
+            per_cent(at.misranked),
         ]
         for at in head.sizes
     ]

@@ -17,6 +17,7 @@ import numpy as np
 from calibrate.core.entropy import row_entropy
 from calibrate.defaults import MAX_BETA
 from calibrate.errors import QualityError
+from calibrate.evidence.estimate import per_cent
 from calibrate.rows.manifest import ArrayType, check_arrays
 from calibrate.storage.npz import pack_arrays, parse_arrays
 
@@ -213,7 +214,7 @@ def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
             )
         raise UnusableRowsError(
             f"{sum(bad.values()):,} of {totals['rows']:,} rows are bad ({reasons}), more than "
-            f"{MAX_BAD_SHARE:.0%}; {remedy}"
+            f"{per_cent(MAX_BAD_SHARE, 0)}; {remedy}"
         )
 
 

@@ -48,10 +48,10 @@ NAMES = {
     POLYNOMIAL: "fitted polynomial (default)",
     LEAST_SQUARES: "polynomial, least squares (`--paper`)",
     CONSTANT: "constant (maximum likelihood)",
-    HARD: "arg max",
+    HARD: "argmax",
 }
 SHOWN = {  # in the figure: style, width, label
-    HARD: (HARD, 1.5, "arg max"),
+    HARD: (HARD, 1.5, "argmax"),
     POLYNOMIAL: ("own", 1.8, "fitted polynomial (default)"),
     CONSTANT: (CONSTANT, 1.0, "constant"),
     PAPER: (PAPER, 1.5, "published polynomial"),
