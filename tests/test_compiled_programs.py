@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from calibrate.cli import compiled_programs
-from calibrate.cli.compiled_programs import keep_compiled_programs
+from calibrate.__main__ import MAX_PROGRAM_BYTES, keep_compiled_programs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders of POSIX")
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
@@ -18,7 +17,7 @@ def test_they_are_kept_in_the_users_cache_folder(here):
     (folder,) = (here / "calibrate").iterdir()
     assert environment[FOLDER] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert int(environment["JAX_COMPILATION_CACHE_MAX_SIZE"]) == compiled_programs.MAX_PROGRAM_BYTES
+    assert int(environment["JAX_COMPILATION_CACHE_MAX_SIZE"]) == MAX_PROGRAM_BYTES
 
 
 @pytest.mark.parametrize("name", [FOLDER, "JAX_COMPILATION_CACHE_MAX_SIZE"])

@@ -9,8 +9,8 @@ from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, ROWS, SETS, Metric
+from calibrate.evidence.verdict import best_rules
 from calibrate.report.blocks import as_json
-from calibrate.report.comparison import best_rules
 from calibrate.report.labels import label
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import show

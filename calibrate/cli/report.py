@@ -70,7 +70,7 @@ def report_command(
     given_sizes = None if sizes is None else parse_sizes(sizes)
     from calibrate.cli import loading, row_scoring
     from calibrate.report.collection_record import SolvedHead
-    from calibrate.report.run_record import report_result
+    from calibrate.report.fit_record import report_result
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.loading import load
 

@@ -10,9 +10,8 @@ from calibrate.fitting.fit_rule import fit_best_constant
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
-from calibrate.report.fit_record import FitRecord
+from calibrate.report.fit_record import FitRecord, run_result
 from calibrate.report.page import write_fit_page
-from calibrate.report.run_record import run_result
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import Steps, stderr
 from calibrate.rows.collection import RowCollection, open_collection

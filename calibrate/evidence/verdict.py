@@ -3,10 +3,12 @@
 The log-likelihood decides, not the accuracy.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.baselines import HARD
 from calibrate.evidence.estimate import MIN_GAIN, Estimate, significant_fdr
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import LOG_P
@@ -81,3 +83,11 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
         for gain, is_significant in zip(gains, significant, strict=True)
     ]
     return signs.count(1), signs.count(-1), signs.count(0)
+
+
+def best_rules(items: Evidence, rules: Sequence[str]) -> set[str]:
+    """The rule of the best mean NLL, and those that are not significantly worse; never argmax."""
+    deployable = [rule for rule in rules if rule != HARD]
+    best = items.best(LOG_P, deployable)
+    gains = {rule: items.gain(best, LOG_P, rule) for rule in deployable}
+    return {rule for rule, gain in gains.items() if not gain.sign > 0}

@@ -220,8 +220,8 @@ class Encoder:
             message = f"{per_cent(share)} of the tokens of {part}{source} are unknown ({unknown})"
             if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{message}, more than {per_cent(MAX_UNKNOWN, 0)}; give text of a kind that the "
-                    "model's tokenizer knows, or put the tokenizer of this model into its folder"
+                    f"{message}, more than {per_cent(MAX_UNKNOWN, 0)}; give text of a kind that "
+                    "the tokenizer of the model knows, or put the model's own into its folder"
                 )
             if share:
                 warnings.warn(message, stacklevel=2)

@@ -10,6 +10,7 @@ from calibrate.evidence.calibration_error import expected_calibration_error, rel
 from calibrate.evidence.estimate import NOTHING
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, SETS, Metric
+from calibrate.evidence.verdict import best_rules
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import (
     THIS_FIT,
@@ -44,14 +45,6 @@ COLUMN_WIDTH = 18  # letters of a line of a heading
 
 Names = Mapping[str, str]  # rules, and their names for people
 Parts = Mapping[str, Evidence]  # items by the name of their row in a table
-
-
-def best_rules(items: Evidence, rules: Sequence[str]) -> set[str]:
-    """The rule of the best mean NLL, and those that are not significantly worse; never argmax."""
-    deployable = [rule for rule in rules if rule != HARD]
-    best = items.best(LOG_P, deployable)
-    gains = {rule: items.gain(best, LOG_P, rule) for rule in deployable}
-    return {rule for rule, gain in gains.items() if not gain.sign > 0}
 
 
 def scored_items(items: Evidence) -> str:
