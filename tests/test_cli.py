@@ -184,7 +184,11 @@ def test_a_range_whose_end_is_not_reached_is_warned_of_once(here):
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("Ünïcode name.npz", "unicode-name"), ("Straße_Łódź.npz", "strasse_lodz"), ("数据", "mine")],
+    [
+        ("Ünïcode name.npz", "unicode-name"),
+        ("Straße_Zürich.npz", "strasse_zurich"),
+        ("数据", "mine"),
+    ],
 )
 def test_names_of_files_keep_their_letters(file, name):
     assert name_after(Path(file)) == name

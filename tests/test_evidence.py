@@ -176,7 +176,7 @@ def test_parts_are_the_items_of_each():
     )
     assert by_size == {16: [1, 3], 64: [0, 2]}
     assert by_head == {(0, 1): [0, 1], (2, 3): [2, 3]}
-    assert evidence.best(LOG_P) == OWN
+    assert evidence.best() == OWN
     assert evidence.where(np.array([1])).gain(OWN, LOG_P).mean == 1
 
 

@@ -8,7 +8,7 @@ from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 
 from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.evidence import Stratum
-from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, ROWS, SETS, Metric
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, ROWS, SETS
 from calibrate.evidence.verdict import best_rules
 from calibrate.report.blocks import as_json
 from calibrate.report.labels import label
@@ -93,17 +93,6 @@ def test_the_star_marks_rules_that_no_other_significantly_beats():
              for x in means]  # fmt: skip
     assert stars == [set(x.bold) for x in means]
     assert [bool(x) for x in stars] == ["NLL" in x.title or x is means[-1] for x in means]
-
-
-def test_a_metric_that_is_lower_where_it_is_better_is_shown_by_its_definition_alone():
-    """Its place among sentences and JSON, and which rule is the best, follow from it."""
-    squares = Metric("squares", "squared error", unit="", higher_is_better=False, place=3)
-    evidence = evidence_of_gains({"own": (0.3,) * 4, "a": (0.1,) * 4})
-    values = {**evidence.values, squares: np.exp(-evidence.values[LOG_P])}
-    record = ScoresRecord(replace(evidence, values=values))
-    assert record.evidence.best(squares) == "own"
-    assert "squared error" in record.verdict_sentences()["own"][0]
-    assert as_json(record)["all"]["rules"]["own"]["squares"]["gain"] < 0
 
 
 def test_hard_attention_is_never_the_best_rule_to_use():

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 from typing import Annotated, Any
-from unicodedata import combining, normalize
+from unicodedata import normalize
 
 from typer import Context, Option
 
@@ -34,10 +34,6 @@ from calibrate.cli.options import (
 )
 from calibrate.report.terminal import show
 
-# Letters that Unicode does not decompose.
-LATIN_LETTERS = str.maketrans(
-    {"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"}
-)
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
@@ -95,6 +91,5 @@ def name_after(path: Path) -> str:
     """The name of a file or folder, as the name of a fit: lower case, ASCII."""
     path = path.resolve()
     stem = path.stem if path.suffix == ".npz" else path.name
-    letters = normalize("NFKD", stem.casefold()).translate(LATIN_LETTERS)
-    bare = "".join(c for c in letters if not combining(c))
+    bare = normalize("NFKD", stem.casefold()).encode("ascii", "ignore").decode()
     return NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"

@@ -170,16 +170,16 @@ class Evidence:
         before, after = (self.scores(name, LOG_P) for name in (BASELINE, rule))
         return held_out_records(size, before, after, self.weight, self.group)
 
-    def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
-        """The rule with the best mean; of equal ones the first."""
+    def best(self, among: Iterable[str] = ()) -> str:
+        """The rule with the best mean log-likelihood; of equal ones the first."""
         rules = list(among) or self.rules
-        means = [metric.sign * self.mean(rule, metric).mean for rule in rules]
+        means = [self.mean(rule, LOG_P).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
-    def not_significantly_better(self, rule: str, metric: Metric) -> list[str]:
-        """The other rules than which this one is not significantly better."""
+    def not_significantly_better(self, rule: str) -> list[str]:
+        """The other rules whose log-likelihood this one does not significantly exceed."""
         others = [other for other in self.rules if other != rule]
-        return [other for other in others if not self.gain(rule, metric, other).sign > 0]
+        return [other for other in others if not self.gain(rule, LOG_P, other).sign > 0]
 
     def names(self, rule: str, head: OptionalHeadId) -> bool:
         """True if a rule has an entry for a head; without an entry the head keeps the baseline."""

@@ -76,7 +76,7 @@ class NonInferiority:
 
     def loss(self, items: Evidence, rule: str) -> Estimate:
         """The loss of a rule, nats, on items to all of which the limit applies."""
-        if not self.metric.higher_is_better:
+        if self.metric == KL:
             return items.mean(rule, self.metric)  # that of the baseline is 0
         per_token = self.metric.per_token
         return -(items.gain_a_token(rule) if per_token else items.gain(rule, self.metric))

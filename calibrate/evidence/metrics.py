@@ -18,7 +18,6 @@ class Metric:
       unit: of the displayed mean.
       factor: the displayed mean is this many times the mean of the items.
       decimals: of the displayed mean.
-      higher_is_better: of the numbers of the items.
       per_token: the mean is per token, not per answer.
       place: rank in the sentence on a rule and in JSON; None: in neither.
     """
@@ -29,14 +28,8 @@ class Metric:
     unit: str = NATS
     factor: int = 1
     decimals: int = 3
-    higher_is_better: bool = True
     per_token: bool = False
     place: int | None = None
-
-    @property
-    def sign(self) -> int:
-        """1 if higher numbers are better, else -1."""
-        return 1 if self.higher_is_better else -1
 
     @property
     def unit_of_change(self) -> str:
@@ -51,9 +44,7 @@ P = Metric("p", "probability of the target", unit=PER_CENT, factor=100, decimals
 # 1 where the head or the answer is right; of text the share of its tokens.
 RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1, place=2)
 # Of text, in nats per token.
-KL = Metric(
-    "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
-)
+KL = Metric("kl", "KL divergence from the baseline", decimals=4, per_token=True)
 # The probability of the item with the highest logit, and the probability that it is the target: 1,
 # 0, or 1 / k in a tie of k items. See `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)

@@ -88,6 +88,6 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
 def best_rules(items: Evidence, rules: Sequence[str]) -> set[str]:
     """The rule of the best mean NLL, and those that are not significantly worse; never argmax."""
     deployable = [rule for rule in rules if rule != HARD]
-    best = items.best(LOG_P, deployable)
+    best = items.best(deployable)
     gains = {rule: items.gain(best, LOG_P, rule) for rule in deployable}
     return {rule for rule, gain in gains.items() if not gain.sign > 0}

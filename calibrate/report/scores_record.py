@@ -161,7 +161,7 @@ class ScoresRecord:
         useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
         if not useful:
             return "Recommendation: keep the baseline; no fit is significantly better."
-        best = items.best(LOG_P, useful)
+        best = items.best(useful)
         level = [fit for fit in useful if fit != best and items.gain(best, LOG_P, fit).sign <= 0]
         beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
         return f"Recommendation: {self.label(best)}{beside}."

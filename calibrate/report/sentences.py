@@ -210,7 +210,7 @@ def _on_few_items(evidence: Evidence) -> str:
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
     """Names rules that are better, and simpler ones that are not significantly worse."""
     items = judged_items(evidence)
-    others = [x for x in items.not_significantly_better(rule, LOG_P) if x != BASELINE]
+    others = [x for x in items.not_significantly_better(rule) if x != BASELINE]
     gains = {other: items.gain(other, LOG_P, rule) for other in others}
     better = sorted((x for x in others if gains[x].sign > 0), key=lambda x: -gains[x].mean)
     level = [x for x in others if x not in better and _is_simpler(x)]
