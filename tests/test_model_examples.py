@@ -105,7 +105,7 @@ def test_the_command_reports_the_baseline(model, prompts):
     assert record["configuration"]["model"] == "tiny"
     out = call(*command).stdout
     assert "Examples r: tiny, baseline" in out
-    assert "0.0% at best" in out  # a model that answers nearly nothing right
+    assert "0.0 % at best" in out  # a model that answers nearly nothing right
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
 
 
