@@ -26,14 +26,14 @@ def test_few_unknown_tokens_are_a_warning_and_many_are_refused(model):
 
     assert warnings_of() == []
     (line,) = warnings_of(prompt="Where does Ada Xyz live?")
-    assert "8.3%" in line
+    assert "8.3 %" in line
     assert "prompts of p.jsonl" in line
-    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0% .*prompts"),
-                         ({"answer": " Xyz"}, r"50\.0% .*answers")):  # fmt: skip
+    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0 % .*prompts"),
+                         ({"answer": " Xyz"}, r"50\.0 % .*answers")):  # fmt: skip
         with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
             warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
-    with pytest.raises(QualityError, match="16.2% .*text.txt"):
+    with pytest.raises(QualityError, match="16.2 % .*text.txt"):
         collected(model, templates=(), text=Path("text.txt"))
 
 

@@ -11,7 +11,7 @@ from calibrate.evidence.metrics import ANSWERS
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare_rules
 from calibrate.model.scoring import begin_passes, result_cache, score_fits
-from calibrate.model.splits import TEST, group_answers, split
+from calibrate.model.splits import TEST, split
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.labels import LOG_N_OF_MODEL
@@ -65,19 +65,18 @@ def score_rules_on_answers(
 def _test_split(collection: ExampleCollection, fits: Mapping[str, Fit]) -> tuple[list[int], str]:
     """(indices, description) of the examples to score: the test split of a fit, or all of them."""
     examples, run = collection.set, collection.folder
-    n = len(group_answers(examples, range(len(examples.examples))))
+    n = len(examples.examples)
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
-        return list(range(len(examples.examples))), f"all {n:,} examples of {run}"
+        return list(range(n)), f"all {n:,} examples of {run}"
     indices = split(examples, TEST)
     if not indices:
         raise CalibrateError(
             f"{run} has no example in the test split of {own[0]}; collect more examples of each "
             "prompt template and length"
         )
-    n_answers = len(group_answers(examples, indices))
     names = ", ".join(own)
-    return indices, f"{n_answers:,} of the {n:,} examples of {run}: the test split of {names}"
+    return indices, f"{len(indices):,} of the {n:,} examples of {run}: the test split of {names}"
 
 
 def _warn_of_other_models(fits: Mapping[str, Fit], model: str, fingerprint: str) -> None:
