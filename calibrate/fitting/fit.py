@@ -9,6 +9,7 @@
 `fit_collection` takes all steps, `fit_solved` those after the first.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from calibrate.fitting.verdict import (
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection
 from calibrate.rows.rows import HeadIndices, check_bad_rows, head_label, known_index
-from calibrate.rows.solve import SolvedInputs, solve_collection
+from calibrate.rows.solve import SolvedInputs, concatenate_solved, solve_collection
 from calibrate.store.fit import Fit
 from calibrate.store.saving import provenance
 
@@ -73,7 +74,7 @@ def fit_collection(
       jobs: where solver and folds run; the result does not depend on it. Where inputs name heads,
         a task is a group of heads.
       progress: advances by the folds, or by the heads of a group.
-      rows_per_group: inputs of a group of heads, about.
+      rows_per_group: inputs of a group of heads, at most about.
     Raises:
       CalibrateError: an option is out of range.
       QualityError: too few inputs, too many bad ones, or the answer is no; see `find_refusal`.
@@ -86,34 +87,27 @@ def fit_collection(
         return fit_solved(collection, solved, name, options, jobs, progress)
     options = resolve_options(collection, options)
     absolute = replace(collection, folder=collection.folder.absolute())  # for workers elsewhere
-    tasks = [
-        partial(_fit_group, absolute, heads, options)
-        for heads in group_heads(collection, rows_per_group)
-    ]
-    progress.begin("fitting heads", len(tasks), len(collection.heads))
     n_rows = sum(shard["kept"] for shard in collection.manifest["shards"])
+    groups = _group_heads(collection.heads, n_rows, rows_per_group)
+    tasks = [partial(_fit_group, absolute, heads, options) for heads in groups]
+    progress.begin("fitting heads", len(tasks), len(collection.heads))
     jobs = jobs.for_work(seconds_to_fit(n_rows, len(collection.heads)))
-    groups = run(tasks, jobs, lambda group: progress.advance(len(group[0])))
-    heads = [head for of_group, _ in groups for head in of_group]
+    fits = run(tasks, jobs, lambda of_group: progress.advance(len(of_group[0])))
+    heads = [head for of_group, _ in fits for head in of_group]
     statuses = Counter[str]()
-    for _, counts in groups:
+    for _, counts in fits:
         statuses.update(counts)  # unlike `+`, keeps counts of 0
     return _fit_of_heads(collection, name, options, heads, statuses)
 
 
-def group_heads(
-    collection: RowCollection, rows_per_group: int = ROWS_PER_GROUP
-) -> list[HeadIndices | None]:
-    """Divides the heads of a collection into groups of about so many rows; None is all rows.
+def _group_heads(heads: HeadIndices, n_rows: int, rows_per_group: int) -> list[HeadIndices]:
+    """Divides heads of n_rows rows in total into groups of so many rows at most, about.
 
     All rows may not fit in memory, and the rows of a head are in many shards. Therefore a fit of
-    each head reads all shards once for each group of heads.
+    each head reads all shards once for each group of heads. The number of groups is a multiple of
+    4, so that two or four processes have equal shares.
     """
-    heads = collection.heads
-    if not heads:
-        return [None]
-    kept = sum(entry["kept"] for entry in collection.manifest["shards"])
-    n_groups = max(1, min(-(-kept // rows_per_group), len(heads)))
+    n_groups = min(4 * math.ceil(max(1, n_rows) / rows_per_group / 4), len(heads))
     ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
     return [heads[first:end] for first, end in pairwise(ends)]
 
@@ -241,7 +235,7 @@ def require_inputs(solved: SolvedInputs, options: FitOptions, misranked_only: bo
 
 
 def _fit_group(
-    collection: RowCollection, heads: HeadIndices | None, options: FitOptions
+    collection: RowCollection, heads: HeadIndices, options: FitOptions
 ) -> tuple[list[HeadFit], Counter[str]]:
     """Solves and fits some heads; also returns their numbers of inputs by status."""
     solved = solve_collection(collection, ONE_PROCESS, heads)
@@ -256,7 +250,8 @@ def _fit_each_head(
     procedures = list(dict.fromkeys([CONSTANT, options.procedure]))
     fits = []
     for layer, head in solved.heads():
-        own = solved.take(solved.is_of(layer, head))
+        # Copied, since rows that lie next to each other are fitted in 0.95 of the time.
+        own = concatenate_solved([solved.take(solved.is_of(layer, head))])
         try:
             fits.append(
                 fit_head(own, options, misranked_only=misranked_only, procedures=procedures)

@@ -109,10 +109,11 @@ def heads_table(counts: list[int], folder: Path) -> None:
     for name, words in {
         "collect": "--logits {0} --out run{0} --max-bytes 10e9",
         "fit": "run{0} --name of{0}",
+        "fit --jobs 2": "run{0} --name by2of{0} --jobs 2",
         "diagnose": "run{0}",
         "evaluate": "--logits {0} --fits of{0}",
     }.items():
-        show(name, [measure(folder, name, *words.format(n).split()) for n in counts])
+        show(name, [measure(folder, *f"{name} {words}".format(n).split()) for n in counts])
 
 
 def main() -> None:
