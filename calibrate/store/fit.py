@@ -1,7 +1,7 @@
 """Fit: a fitted rule in memory, immutable, and hashable by the beta that it gives."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -56,6 +56,7 @@ class Fit:
       numbers: coefficients, domain, 1 and guards: (numbers,); if heads differ, (numbers, heads),
         with 0 for heads without an entry. None for a fit with entries per layer. An array, since
         compilers take arrays as inputs of a program and floats as its constants.
+      cache: what a runtime makes of the numbers, such as tensors; not copied.
     Raises:
       CoefficientsError: guards out of range, entries that are not of the kind of rule, or two
         entries for one head.
@@ -77,6 +78,7 @@ class Fit:
     needs_size: bool = field(init=False, compare=False)
     has_heads: bool = field(init=False, compare=False)
     numbers: "np.ndarray | None" = field(init=False, compare=False)
+    cache: dict[Hashable, Any] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -94,11 +96,16 @@ class Fit:
             "needs_entropy": varies and rule.by_entropy,
             "needs_size": varies and rule.by_size,
             "has_heads": entries[0].head is not None or len(entries) > 1,
+            "cache": {},
         }
         for name, value in known.items():
             object.__setattr__(self, name, value)
         self._keep_numbers(self.entries)
         register_with_jax()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields for a copy or another process."""
+        return self.__dict__ | {"cache": {}}
 
     def _keep_numbers(self, whole: tuple[Entry, ...]) -> None:
         """Makes `numbers`, for as many heads as the entries of the whole fit name."""

@@ -10,7 +10,6 @@ passes of softmax_passes.py, which give the same in less time.
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -284,22 +283,19 @@ def _table_of_heads(fit: Fit, x: Tensor, head_axis: int) -> Tensor:
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
-# By fit: tensors of its numbers. For eight heads, making one takes a third of a call on (64, 64).
-_TENSORS = WeakKeyDictionary[Fit, dict[Hashable, Tensor]]()
-
-
 def _cached_tensor(fit: Fit, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """A tensor of a fit's numbers, which is cached as long as the fit lives.
+    """A tensor of a fit's numbers, which the fit caches.
 
-    Nothing is cached under torch.compile, functorch transforms or dispatch modes.
+    For eight heads, making one takes a third of a call on (64, 64). Nothing is cached under
+    torch.compile, functorch transforms or dispatch modes.
     """
     if torch.compiler.is_compiling() or is_transforming() or _n_modes() > 0:
         return make()
-    cache = _TENSORS.setdefault(fit, {})
-    if key not in cache:
+    if key not in fit.cache:
         with torch.inference_mode(False):
-            cache[key] = make()
-    return cache[key]
+            fit.cache[key] = make()
+    tensor: Tensor = fit.cache[key]
+    return tensor
 
 
 def check_not_nested(mask: str, *tensors: Tensor) -> None:

@@ -157,15 +157,14 @@ def _centre(
     A CPU first looks whether any item is masked: a softmax by log n takes 1.3 times as long
     without that. If none is, log n may be one number for all rows.
     """
-    fit, dim, compiling = options.fit, options.dim, torch.compiler.is_compiling()
+    fit, dim = options.fit, options.dim
     if not fit.needs_size:
-        return _subtract(top, z, z if compiling else logits).clamp_min_(NO_WEIGHT), None
-    if compiling or z.device.type != "cpu":
+        return _subtract(top, z, logits).clamp_min_(NO_WEIGHT), None
+    if torch.compiler.is_compiling() or not z.is_cpu:
         # Compiled for a CPU, a count of z - max z in place of z takes half of all time.
         lowest = (top + LOWEST).clamp_min(torch.finfo(z.dtype).min)
         n = torch.ge(z, lowest).sum(dim, keepdim=True, dtype=z.dtype)
-        shifted = _subtract(top, z, z if compiling else logits)
-        return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+        return _subtract(top, z, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
     shifted = _subtract(top, z, logits)
     if shifted.amin() >= LOWEST:
         log_of_all = math.log(shifted.shape[dim] if shifted.ndim else 1)
@@ -186,7 +185,11 @@ def _subtract(of_row: Tensor, z: Tensor, logits: Tensor) -> Tensor:
 
 
 def _numbers_of_rows(
-    top: Any, sums: Any, log_n: Any, options: SoftmaxOptions, for_gradient: bool
+    top: Tensor,
+    sums: tuple[Tensor, ...],
+    log_n: Tensor | float | None,
+    options: SoftmaxOptions,
+    for_gradient: bool,
 ) -> RowNumbers:
     """beta of each row, and what gradients need, from max z and `weighted_sums`.
 
@@ -194,34 +197,36 @@ def _numbers_of_rows(
     PyTorch's: with these a softmax of 64 rows of 64 takes 1.1 to 1.4 times as long, and 1.5 times
     with the gradient.
     """
-    fit, table = options.fit, options.table
-    few = not torch.compiler.is_compiling() and top.is_cpu and top.numel() <= FEW_ROWS
-    xp: Any = np if few else torch
+    if torch.compiler.is_compiling() or not top.is_cpu or top.numel() > FEW_ROWS:
+        beta, *others = _compute_numbers(top, sums, log_n, options, for_gradient, torch)
+        # Otherwise compiled code evaluates the polynomial for every item of a row.
+        return RowNumbers(_computed_once(beta), *others)
+    highest = top.numpy() if for_gradient or not sums else None
+    arrays = [x.numpy() for x in sums]
+    log_n = log_n.numpy() if isinstance(log_n, Tensor) else log_n
+    if options.table is not None:
+        options = options._replace(table=options.table.numpy())
+    numbers = _compute_numbers(highest, arrays, log_n, options, for_gradient, np)
+    return RowNumbers(*(x if x is None else torch.from_numpy(np.asarray(x)) for x in numbers))
 
-    def array(x: Any) -> Any:
-        return x.numpy() if few and isinstance(x, Tensor) else x
 
-    H, table = None, array(table)
+def _compute_numbers(
+    top: Any, sums: Any, log_n: Any, options: SoftmaxOptions, for_gradient: bool, xp: Any
+) -> tuple[Any, Any, Any]:
+    """`_numbers_of_rows`, of arrays of NumPy or PyTorch."""
+    fit, table, H = options.fit, options.table, None
     if sums:
-        normaliser, total = map(array, sums)
+        normaliser, total = sums
         mean = total / normaliser
         H = xp.log(normaliser) - mean
-    x = features_of(fit, H, array(log_n), lambda: xp.zeros_like(array(top)))
+    x = features_of(fit, H, log_n, lambda: xp.zeros_like(top))
     beta = beta_at(x, table, fit, xp)
-    # Otherwise compiled code evaluates the polynomial for every item of a row.
-    beta_of_rows = _computed_once(_as_tensor(beta))
     if not (sums and for_gradient and options.entropy_gradient):
-        return RowNumbers(beta_of_rows, None, None)
-    top = array(top)
+        return beta, None, None
     mean_of_z = top + mean
     # By the rounded mean, as the weights exp(z - mean_of_z) of the gradient are.
     slope = slope_at(x, beta, table, fit, xp) * xp.exp(mean_of_z - top) / normaliser
-    return RowNumbers(beta_of_rows, _as_tensor(mean_of_z), _as_tensor(slope))
-
-
-def _as_tensor(x: Any) -> Tensor:
-    """NumPy's array or number as a tensor of the CPU, of the same memory; a tensor unchanged."""
-    return x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+    return beta, mean_of_z, slope
 
 
 def _computed_once(x: Tensor) -> Tensor:
