@@ -313,6 +313,6 @@ def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Te
     elif is_causal:
         n = torch.arange(1, T + 1, device=q.device).clamp(max=S)
     else:
-        n = torch.full((), S, device=q.device)
+        return torch.full((), S, dtype=wide(q.dtype), device=q.device).log().expand(q.shape[:3])
     log_n: Tensor = n.clamp(min=1).to(wide(q.dtype)).log().expand(q.shape[:3])
     return log_n

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -32,6 +33,7 @@ from calibrate.torch.softmax_passes import (
     apply_mask,
     backward_pass,
     forward_pass,
+    is_for_numpy,
     is_transforming,
     log_n_unmasked,
     meet_constants,
@@ -238,8 +240,13 @@ def inverse_temperature(
 
 def beta_of_rows(x: Features, fit: Fit, head_axis: int) -> Tensor:
     """beta of each row, with the heads of a fit per head along an axis of x."""
-    beta: Tensor = beta_at(x, head_table(fit, x.either, head_axis), fit, torch)
-    return beta
+    table = head_table(fit, x.either, head_axis)
+    if is_differentiated(x.either) or not is_for_numpy(x.either):
+        beta: Tensor = beta_at(x, table, fit, torch)
+        return beta
+    arrays = Features(*(given if given is None else given.detach().numpy() for given in x))
+    table = None if table is None else table.numpy()
+    return torch.from_numpy(np.asarray(beta_at(arrays, table, fit, np)))
 
 
 def constant_betas(fit: Fit, q: Tensor) -> Tensor:
