@@ -69,7 +69,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
     labels, such as VotingClassifier, need every position in y.
 
     Args:
-      kind, trained_up_to, tolerance, min_beta, max_beta, seed: as of `calibrate.fit`.
+      kind, seed: as of `calibrate.fit`, which has more options.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
       verdict_: NLL of held-out rows before and after, or the reason why nothing was fitted.
@@ -84,14 +84,9 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         kind: str | None = FitOptions.kind,
-        trained_up_to: int | None = FitOptions.trained_up_to,
-        tolerance: float = FitOptions.tolerance,
-        min_beta: float | None = FitOptions.min_beta,
-        max_beta: float | None = FitOptions.max_beta,
         seed: int = FitOptions.seed,
     ) -> None:
-        self.kind, self.trained_up_to, self.tolerance = kind, trained_up_to, tolerance
-        self.min_beta, self.max_beta, self.seed = min_beta, max_beta, seed
+        self.kind, self.seed = kind, seed
 
     @default_errstate
     def fit(
@@ -125,10 +120,6 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
                 group=groups,
                 weight=_weights(sample_weight, X),
                 kind=self.kind,
-                trained_up_to=self.trained_up_to,
-                tolerance=self.tolerance,
-                min_beta=self.min_beta,
-                max_beta=self.max_beta,
                 seed=self.seed,
             )
             self.verdict_ = self.coefficients_.verdict

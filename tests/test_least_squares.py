@@ -74,7 +74,7 @@ def test_misranked_inputs_alone_have_no_verdict(tmp_path):
 
 def test_likelihood_on_misranked_inputs_would_be_biased():
     """Why it is refused: a planted beta of 3."""
-    from calibrate.fitting.smoothed_fit import fit_constant_beta
+    from calibrate.fitting.penalised_likelihood import fit_constant_beta
 
     rows = planted_rows(lambda H, n: 3.0 + 0 * H)
     bounds = 1 / 1024, 1024.0

@@ -8,8 +8,7 @@ import pytest
 
 import calibrate
 from calibrate.core import row_batches
-from calibrate.core.entropy import row_entropy
-from calibrate.core.row_batches import SMALL_BATCH_FACTOR, in_batches
+from calibrate.core.row_batches import SMALL_BATCH_FACTOR, in_batches, row_entropy
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.prompts.examples import Cell, Example, ExampleSet, parse_examples

@@ -170,8 +170,8 @@ def test_bad_numbers_and_targets_are_value_errors(value):
         Calibrator().fit(logits, target + 10)
     with pytest.raises(ValueError, match="classes_"):
         Calibrator().fit(logits, target.astype(str))
-    with pytest.raises(ValueError, match="tolerance"):
-        Calibrator(tolerance=-2).fit(logits, target)
+    with pytest.raises(ValueError, match="kind"):
+        Calibrator(kind="quartic").fit(logits, target)
     logits[0, 0] = value
     with pytest.raises(ValueError, match=r"^X .*NaN"):
         Calibrator().fit(logits, target)

@@ -16,7 +16,7 @@ from calibrate.fitting.cross_validation import N_FOLDS, choose_penalties, deal_f
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule, fit_smoothed
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
-from calibrate.fitting.smoothed_fit import (
+from calibrate.fitting.penalised_likelihood import (
     KIND_COLUMNS,
     PENALTIES,
     degrees_of_freedom,

@@ -1,10 +1,12 @@
-"""Batches of rows of logits that fit in the cache, and of few shapes for kernels."""
+"""Rows of logits in NumPy: batches that fit in the cache, of few shapes for kernels; entropy."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from calibrate.core.masking import NO_WEIGHT
 
 ITEMS_PER_BATCH = 1 << 16  # fit in the second-level cache
 SMALL_BATCH_FACTOR = 64  # with few rows, a batch has 1/64 as many
@@ -57,3 +59,19 @@ def _fill(array: np.ndarray, shape: tuple[int, ...], value: Any) -> np.ndarray:
         filled[: len(array), array.shape[1] :] = value
     filled[tuple(map(slice, array.shape))] = array
     return filled
+
+
+def row_entropy(logits: np.ndarray) -> np.ndarray:
+    """(rows,) float32 Shannon entropy, nats, of softmax of (rows, n) logits, -inf where masked.
+
+    Undefined for rows with NaN or +inf, and for rows without an unmasked item.
+    """
+    H = np.empty(len(logits), np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of such rows
+        for part in slice_rows(*logits.shape):
+            shifted = logits[part] - logits[part].max(axis=1, keepdims=True)
+            np.maximum(shifted, NO_WEIGHT, out=shifted)
+            weights = np.exp(shifted)
+            total = weights.sum(axis=1)
+            H[part] = np.log(total) - np.vecdot(weights, shifted) / total
+    return H

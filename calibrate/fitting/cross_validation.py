@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.core.rule import RuleForm
 from calibrate.evidence.estimate import estimate
-from calibrate.fitting.smoothed_fit import (
+from calibrate.fitting.penalised_likelihood import (
     KIND_COLUMNS,
     MIN_RANGE,
     PENALTIES,

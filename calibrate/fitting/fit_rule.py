@@ -1,7 +1,8 @@
 """Fitting a rule to the inputs of a head: by maximum likelihood, or by the paper's least squares.
 
-A procedure is a kind of rule, which is fitted by penalised maximum likelihood (`smoothed_fit.py`),
-or "least-squares". `cross_validation.py` chooses the penalty lambda of each kind.
+A procedure is a kind of rule, which is fitted by penalised maximum likelihood
+(`penalised_likelihood.py`), or "least-squares". `cross_validation.py` chooses the penalty lambda of
+each kind.
 """
 
 import math
@@ -15,7 +16,7 @@ from calibrate.core.rule import CONSTANT, DEGREE, POLYNOMIAL, TERMS, RuleForm, b
 from calibrate.errors import QualityError
 from calibrate.fitting.cross_validation import choose_penalties
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
-from calibrate.fitting.smoothed_fit import (
+from calibrate.fitting.penalised_likelihood import (
     KIND_COLUMNS,
     PENALTIES,
     Design,

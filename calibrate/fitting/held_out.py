@@ -17,7 +17,7 @@ from calibrate.evidence.evidence import BASELINE, held_out_records
 from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
 from calibrate.fitting.fit_rule import can_have_slope, fit_rules
 from calibrate.fitting.options import LEAST_SQUARES, MIN_INPUTS, FitOptions
-from calibrate.fitting.smoothed_fit import fit_constant_beta
+from calibrate.fitting.penalised_likelihood import fit_constant_beta
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.solve import SolvedInputs
 

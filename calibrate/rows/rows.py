@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from calibrate.core.entropy import row_entropy
+from calibrate.core.row_batches import row_entropy
 from calibrate.defaults import MAX_BETA
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import per_cent

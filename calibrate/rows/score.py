@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.core.entropy import row_entropy
 from calibrate.core.masking import NO_WEIGHT
+from calibrate.core.row_batches import row_entropy
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.baselines import PAPER, paper, without_equals
 from calibrate.evidence.calibration_error import ranked_first

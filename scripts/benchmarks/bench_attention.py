@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from example_rules import POLYNOMIAL
 from peak_memory import ASKED, show_peaks
 from timing import Row, answer_help, summarise
+
+import calibrate
 
 
 class Call(NamedTuple):
@@ -30,6 +31,7 @@ class Call(NamedTuple):
     width: int = 64
 
 
+POLYNOMIAL = calibrate.load("paper")
 LONG = 16_384
 CALLS = (
     Call("2,048 tokens, causal", 2_048, 2_048, True, with_gradients=True),

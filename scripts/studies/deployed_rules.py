@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 from study import fit_even_if_refused
 
-from calibrate.core.entropy import row_entropy
+from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, RuleForm
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.evidence.baselines import PAPER, paper

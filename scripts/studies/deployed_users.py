@@ -12,7 +12,7 @@ from deployed_rows import CALIBRATION, TEST
 from deployed_rules import ETS, FittedRule, HeadRows, choose_threshold, score
 from match_metrics import FILTER_THRESHOLD, mutual_matches, read_pairs
 
-from calibrate.core.entropy import row_entropy
+from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.evidence.evidence import BASELINE
 

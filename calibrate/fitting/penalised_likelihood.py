@@ -1,4 +1,4 @@
-"""The smoothed fit: maximum likelihood with a penalty on everything but the level of beta.
+"""The penalised likelihood of a rule, and its maximum, which is the smoothed fit.
 
     beta = clip(b0 (c_0 + sum over k >= 1 of c_k (x_k - mean of x_k)), min_beta, max_beta)
     minimise over c:  - weighted mean of log p(beta) + lambda * sum over k >= 1 of c_k^2
