@@ -1,6 +1,6 @@
 """Attention of JAX and PyTorch against the float64 reference and the originals, on every path.
 
-Tests with a `backend` run for both; what only PyTorch has is in test_torch.py.
+Tests with a `backend` run for both; what only PyTorch has is in test_torch_*.py.
 """
 
 import itertools

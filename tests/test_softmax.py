@@ -1,6 +1,6 @@
 """The drop-in softmax of JAX and PyTorch, against the float64 reference and the originals.
 
-Tests with a `backend` run for both; what only PyTorch has is in test_torch.py.
+Tests with a `backend` run for both; what only PyTorch has is in test_torch_*.py.
 """
 
 import re
