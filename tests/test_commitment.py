@@ -1,11 +1,15 @@
-"""Commitment and susceptibility, against SciPy's entropy and finite differences in beta."""
+"""Commitment and susceptibility, against SciPy and finite differences in beta; entropy in JAX."""
 
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from scipy.stats import entropy
 
+import calibrate
 from calibrate import commitment, susceptibility
 from calibrate.core.masking import LOWEST
 
@@ -142,3 +146,53 @@ def test_tensors_of_pytorch():
     z = torch.tensor(rows(), dtype=torch.bfloat16, requires_grad=True)
     found = commitment(z, torch.ones(50, dtype=torch.bool))
     np.testing.assert_array_equal(found, commitment(z.detach().float().numpy()))
+
+
+def test_the_entropy_of_rows_with_nan():
+    assert np.isnan(calibrate.entropy(jnp.array([1.0, jnp.nan])))
+    # XLA's maximum may pass over a NaN in arrays large enough to be vectorised.
+    large = np.zeros((512, 64), np.float32)
+    large[7, 3] = np.nan
+    np.testing.assert_array_equal(np.isnan(calibrate.entropy(large)), np.arange(512) == 7)
+
+
+@pytest.mark.parametrize(
+    "axis", [(1, 2), *(pytest.param(x, marks=pytest.mark.slow) for x in (0, -1))]
+)
+def test_axes_of_the_entropy(axis):
+    rng = np.random.default_rng(1)
+    logits, where = rng.standard_normal((3, 4, 5)).astype(np.float32), rng.random((3, 4, 5)) < 0.7
+
+    def as_rows(x):
+        moved = np.moveaxis(x, axis, range(-np.size(axis), 0))
+        return moved.reshape(*moved.shape[: 3 - np.size(axis)], -1)
+
+    for real in (None, where):
+        exact = reference.entropy(as_rows(logits), where=None if real is None else as_rows(real))
+        np.testing.assert_allclose(calibrate.entropy(logits, axis, real), exact, atol=1e-5)
+
+
+def test_the_derivative_of_the_entropy_in_beta_is_minus_beta_times_the_variance():
+    """Proposition 3.2: dH/dbeta = -beta Var_beta(z)."""
+    z = jnp.asarray(np.random.default_rng(2).standard_normal(50), jnp.float32) * 2
+    for beta in (0.5, 1.0, 3.0):
+        p = reference.softmax(z, beta=beta)
+        variance = p @ np.asarray(z, float) ** 2 - (p @ np.asarray(z, float)) ** 2
+        slope = jax.grad(lambda b: calibrate.entropy(b * z))(beta)
+        assert float(slope) == pytest.approx(-beta * variance, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
+def test_the_entropy_is_float32_at_least(dtype):
+    logits = jnp.arange(8).astype(dtype)
+    H = calibrate.entropy(logits)
+    assert H.dtype == jnp.float32
+    assert float(H) == pytest.approx(float(reference.entropy(np.arange(8))), abs=1e-6)
+
+
+def test_the_entropy_of_float64_is_float64():
+    with jax.enable_x64(True):
+        logits = np.random.default_rng(3).standard_normal(1000) * 4
+        H = calibrate.entropy(logits)
+        assert H.dtype == jnp.float64
+        assert float(H) == pytest.approx(float(reference.entropy(logits)), abs=1e-12)
