@@ -157,14 +157,15 @@ def _centre(
     A CPU first looks whether any item is masked: a softmax by log n takes 1.3 times as long
     without that. If none is, log n may be one number for all rows.
     """
-    fit, dim = options.fit, options.dim
+    fit, dim, compiling = options.fit, options.dim, torch.compiler.is_compiling()
     if not fit.needs_size:
-        return _subtract(top, z, logits).clamp_min_(NO_WEIGHT), None
-    if torch.compiler.is_compiling() or not z.is_cpu:
+        return _subtract(top, z, z if compiling else logits).clamp_min_(NO_WEIGHT), None
+    if compiling or not z.is_cpu:
         # Compiled for a CPU, a count of z - max z in place of z takes half of all time.
         lowest = (top + LOWEST).clamp_min(torch.finfo(z.dtype).min)
         n = torch.ge(z, lowest).sum(dim, keepdim=True, dtype=z.dtype)
-        return _subtract(top, z, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+        shifted = _subtract(top, z, z if compiling else logits)
+        return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
     shifted = _subtract(top, z, logits)
     if shifted.amin() >= LOWEST:
         log_of_all = math.log(shifted.shape[dim] if shifted.ndim else 1)
@@ -179,7 +180,8 @@ def _centre(
 def _subtract(of_row: Tensor, z: Tensor, logits: Tensor) -> Tensor:
     """z - of_row, in the memory of z if that is a copy of the logits.
 
-    In fresh memory a softmax in bfloat16 takes 1.2 times as long.
+    In fresh memory a softmax in bfloat16 takes 1.2 times as long. Compilers get fresh memory, since
+    PyTorch's fails on changes to a view of `_computed_once`.
     """
     return z - of_row if z is logits else z.sub_(of_row)
 
