@@ -20,26 +20,6 @@ from calibrate.fitting.options import FitOptions
 from calibrate.rows.rows import UnusableRowsError
 from calibrate.store.fit import Fit, identity
 
-_NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
-# For scikit-learn's check_estimator; all others pass.
-EXPECTED_FAILED_CHECKS = {
-    f"check_{name}": _NO_POSITIONS
-    for name in (
-        "estimators_fit_returns_self",
-        "estimators_overwrite_params",
-        "readonly_memmap_input",
-        "sample_weights_not_an_array",
-        "sample_weights_not_overwritten",
-        "sample_weights_pandas_series",
-        "sample_weights_shape",
-        "classifier_data_not_an_array",
-    )
-} | {
-    "check_classifiers_train": "it asks for 83 % accuracy of features that are no logits",
-    "check_classifiers_classes": "its y has texts, not positions",
-    "check_classifiers_one_label": "a position that y lacks may be predicted: the highest logit",
-}
-
 
 class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
     """Calibrated softmax(beta(H, n) z) of logits z, with beta = 1/temperature from `calibrate.fit`.

@@ -156,9 +156,7 @@ def test_the_entropy_of_rows_with_nan():
     np.testing.assert_array_equal(np.isnan(calibrate.entropy(large)), np.arange(512) == 7)
 
 
-@pytest.mark.parametrize(
-    "axis", [(1, 2), 0, -1]
-)
+@pytest.mark.parametrize("axis", [(1, 2), 0, -1])
 def test_axes_of_the_entropy(axis):
     rng = np.random.default_rng(1)
     logits, where = rng.standard_normal((3, 4, 5)).astype(np.float32), rng.random((3, 4, 5)) < 0.7
