@@ -245,8 +245,8 @@ def beta_of_rows(x: Features, fit: Fit, head_axis: int) -> Tensor:
         beta: Tensor = beta_at(x, table, fit, torch)
         return beta
     arrays = Features(*(given if given is None else given.detach().numpy() for given in x))
-    table = None if table is None else table.numpy()
-    return torch.from_numpy(np.asarray(beta_at(arrays, table, fit, np)))
+    numbers = None if table is None else table.numpy()
+    return torch.from_numpy(np.asarray(beta_at(arrays, numbers, fit, np)))
 
 
 def constant_betas(fit: Fit, q: Tensor) -> Tensor:

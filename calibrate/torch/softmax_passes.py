@@ -45,7 +45,7 @@ class SoftmaxOptions(NamedTuple):
     fit: Fit
     dim: int
     entropy_gradient: bool
-    table: Tensor | None  # of `head_table`
+    table: Any  # of `head_table`, or the array of NumPy with its numbers
 
 
 class RowNumbers(NamedTuple):
@@ -198,7 +198,7 @@ def is_for_numpy(of_rows: Tensor) -> bool:
 def _numbers_of_rows(
     top: Tensor,
     sums: tuple[Tensor, ...],
-    log_n: Tensor | float | None,
+    log_n: Any,
     options: SoftmaxOptions,
     for_gradient: bool,
 ) -> RowNumbers:
@@ -213,7 +213,8 @@ def _numbers_of_rows(
     if options.table is not None:
         options = options._replace(table=options.table.numpy())
     numbers = _compute_numbers(highest, arrays, log_n, options, for_gradient, np)
-    return RowNumbers(*(x if x is None else torch.from_numpy(np.asarray(x)) for x in numbers))
+    tensors: list[Any] = [x if x is None else torch.from_numpy(np.asarray(x)) for x in numbers]
+    return RowNumbers(*tensors)
 
 
 def _compute_numbers(
