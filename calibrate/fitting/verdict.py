@@ -136,7 +136,7 @@ def _in_distribution(held_out: HeldOut, options: FitOptions) -> str:
     gain = trained_gain(held_out, options)
     if gain is None:
         return ""
-    tolerance = f"tolerance -{options.tolerance:g}"
+    tolerance = f"tolerance {options.tolerance:g}"
     return f"In distribution (n <= {options.trained_up_to:,}): {nats_text(gain)} ({tolerance})."
 
 
@@ -159,7 +159,7 @@ def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     scored = [head.held_out for head in saved if head.held_out is not None]
     if scored:
         together = join_held_out(scored)
-        sentences += [_in_distribution(together, options), kinds_sentence(together, procedure)]
+        sentences += [kinds_sentence(together, procedure), _in_distribution(together, options)]
     return " ".join(filter(None, sentences))
 
 
@@ -186,9 +186,9 @@ def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = N
         return ""
     gain = gains[CONSTANT]
     subject = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
-    if not gain.sign < 0:
-        return f"{subject} is not significantly worse: `--kind constant`."
+    difference = f"{gain.shown('+.4f')} nats"
     if gain.mean > -MIN_GAIN:
-        loss = f"{gain.shown('+.4f')} nats"
-        return f"{subject} is worse by less than {MIN_GAIN} nats ({loss}): `--kind constant`."
+        return f"{subject} does as well within {MIN_GAIN} nats ({difference}): `--kind constant`."
+    if not gain.sign < 0:
+        return f"{subject} is not significantly worse ({difference}): `--kind constant`."
     return ""
