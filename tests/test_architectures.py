@@ -105,7 +105,7 @@ SERVED = {
 
 def test_the_guide_answers_which_model_runs_where():
     page = section("serving.md", "Which model, which way, which engine?")
-    lines = page.strip().split("\n\n")[0].splitlines()[2:-1]
+    lines = page.strip().split("\n\n")[1].splitlines()[2:-1]
     rows = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in lines)}
     assert [*rows] == [*SERVED]
     for name, (folder, gguf, lora, rules) in rows.items():
