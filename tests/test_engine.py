@@ -148,9 +148,9 @@ def with_slashes_escaped(text):
 
 @pytest.mark.parametrize("n_cut", [0, 9])
 @pytest.mark.parametrize("write", [str, urllib.parse.quote_plus, with_slashes_escaped])
-def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, write, n_cut):
+@pytest.mark.parametrize("key", ["a/b+c=d/e0f1g2h3", "a/b%41c=d/e0f1g2"])
+def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, key, write, n_cut):
     """The server may cut it, and the client does after 200 letters."""
-    key = "a/b+c=d/e0f1g2h3"
     monkeypatch.setenv("OPENAI_API_KEY", key)
 
     def answer(self):
@@ -161,7 +161,9 @@ def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, write, n_cut):
         assert engine.ask([1, 2]) == []
         with pytest.raises(CalibrateError, match="HTTP 400") as refused:
             engine.require_prompts([])
-    assert key[:6] not in urllib.parse.unquote(str(refused.value)).replace("\\/", "/")
+    shown = str(refused.value).replace("\\/", "/")
+    assert key[:6] not in shown
+    assert key[:6] not in urllib.parse.unquote(shown)
 
 
 @pytest.mark.parametrize("before", [0, 960, 990])

@@ -177,8 +177,9 @@ class Engine:
 
         Must be called before the text is cut, since a key that was cut short is not recognised.
         """
-        plain = unquote(text.replace("\\/", "/"))  # some servers escape slashes in JSON
-        return "***" if self._key and self._key[:_KEY_PREFIX] in plain else text
+        plain = text.replace("\\/", "/")  # some servers escape slashes in JSON
+        prefix, forms = self._key[:_KEY_PREFIX], (plain, unquote(plain))  # a key may have a %
+        return "***" if prefix and any(prefix in form for form in forms) else text
 
     def _read_listings(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
         """Returns the listed tokens of an answer, up to a position after an unknown token.

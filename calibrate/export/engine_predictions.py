@@ -67,10 +67,6 @@ class Answers(NamedTuple):
     lengths: list[int]
     log_p: LogP
 
-    def longer_prompts(self, log_p: LogP) -> np.ndarray:
-        """Returns the numbers of all prompts of several tokens, one after the other."""
-        return np.concatenate([x for x, n in zip(log_p, self.lengths, strict=True) if n > 1])
-
 
 class Predictions:
     """A model in memory, and its log p of the tokens that a server listed.
