@@ -168,12 +168,10 @@ def test_the_planted_heads_are_found_and_the_others_left_alone(here):
 def test_each_stage_has_as_many_steps_as_it_announced(here, text, kind):
     told = Told()
     collection = planted("tiny-run", text=text)
-    result = through(collection, told, max_steps=12, kind=kind, max_kl=1.0)
+    through(collection, told, max_steps=12, kind=kind, max_kl=1.0)
     assert len(told.stages) > 2
     assert told.n_steps == [0] + [total for _, total, _ in told.stages]
     assert sum(work for work, _ in told.steps) == sum(work for *_, work in told.stages)
-    verdict = with_verdict(result.coefficients, result.evidence).verdict
-    assert ("more than 16 tokens" in verdict) is (kind == "polynomial")  # longer text: not measured
 
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here):
