@@ -31,9 +31,9 @@ def model_evaluate_command(
 ) -> None:
     """Evaluate fits by the answers of a model.
 
-    The tables show NLL and accuracy by prompt template and length, beside the baseline and the
-    paper's published polynomial. A fit to this collection is evaluated on its test split. The same
-    command continues an interrupted evaluation.
+    The tables show NLL by length, and exact match and gains by prompt template and length, beside
+    the baseline and the paper's published polynomial. A fit to this collection is evaluated on its
+    test split. The same command continues an interrupted evaluation.
 
     Example: calibrate model evaluate runs/Qwen3 --fits mine
     """
