@@ -64,6 +64,9 @@ def constants(*of_layers):
     return fit_of(rule, (), *([(b,) for b in factors] for factors in of_layers))
 
 
+ONES = np.ones(2, np.float32)
+
+
 def make(kind="llama", folder="m", packing=Type.F32, **changes):
     model = small_model(kind, vocab_size=VOCABULARY, **changes)
     for name, weight in model.named_parameters():
@@ -192,6 +195,11 @@ def test_a_model_that_cannot_be_exported():
     _, file = make("qwen2", folder="qwen2")
     with pytest.raises(CalibrateError, match="qwen2"):
         export(by_size, file)
+    scaled = write_gguf(
+        Path("scaled"), small_model(), add_keys=lambda w: w.add_tensor("rope_freqs.weight", ONES)
+    )
+    with pytest.raises(CalibrateError, match=r"rope_freqs\.weight"):  # Llama 3.1
+        export(by_size, scaled / "tiny.gguf")
     for architecture, key, why in (
         ("gemma2", "general.n", r"[\w ]+\bgemma2 .*\bllama, qwen2"),
         ("llama", "llama.attention.clamp_kqv", r"bare\.gguf .*attention\.clamp_kqv = 8\.0"),

@@ -211,7 +211,7 @@ def test_retention_text_limits_the_weight(here):
 
 def test_limits_that_prevent_a_gain_are_named(here):
     collection = planted("tiny-run", text=True, count=8)
-    with pytest.raises(QualityError, match=r"weight at 0: .*max_kl="):
+    with pytest.raises(QualityError, match=r"max_kl=.* weight is 0$"):
         through(collection, max_kl=1e-6, max_steps=5)
 
 

@@ -44,6 +44,7 @@ from calibrate.version import __version__
 
 # Key prefixes that a plain Llama does not have.
 _NOT_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")
+_SCALED_POSITIONS = "rope_"  # tensors of Llama 3.1 and later
 _ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 # Keys of an export
 _PREFIX = "calibrate."
@@ -141,6 +142,7 @@ def _keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]
     prefix = f"{model.architecture}."
     names = (name.removeprefix(prefix) for name in model.file.keys if name.startswith(prefix))
     unfit = [key for key in names if key.startswith(_NOT_PLAIN_LLAMA)]
+    unfit += [name for name in model.file.tensors if name.startswith(_SCALED_POSITIONS)]
     graph = GRAPH_BY_SIZE.get(model.architecture)
     if graph is None or unfit:
         difference = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"

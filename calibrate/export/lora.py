@@ -156,7 +156,7 @@ def prepare_lora(
     require_listed(folder.config)
     _require_projections(folder.config, queries_without_weights(folder))
     export = prepare_folder(fit, folder, any_model, make_lora_model)
-    output_factors(folder.config, export.queries, export.plan)
+    output_factors(folder.config, export.queries, export.plan)  # raises if a LoRA cannot apply them
     return export
 
 

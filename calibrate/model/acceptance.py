@@ -51,33 +51,33 @@ def too_few_answers(examples: ExampleSet) -> str:
     return ""
 
 
-def no_gain(solution: ModelSolution, cause: str) -> QualityError:
+def no_gain(solution: ModelSolution, remedy: str) -> QualityError:
     """The error for a fit whose rules gain nothing on the validation split.
 
     Args:
-      cause: see `limited_weight`.
+      remedy: see `limited_weight`.
     """
     return QualityError(
         f"not for this model: {solution.family.label} gains nothing on the validation split "
         f"({_describe_gain(solution.value.over())}); "
-        f"{cause or 'give prompts that the model answers in part'}",
+        f"give prompts that the model answers in part{remedy}",
         parameter=_LIMIT_PARAMETERS,
     )
 
 
 def limited_weight(solution: ModelSolution, constraints: Sequence[NonInferiority]) -> str:
-    """Describes the interpolation weight if binding constraints keep it below 1; else ""."""
+    """A further remedy if binding constraints keep the interpolation weight below 1; else ""."""
     if not constraints or solution.weight == 1:
         return ""
     limits = dict.fromkeys("max_kl=" if x.metric == KL else "tolerance=" for x in constraints)
     return (
-        f"limits on losses keep the interpolation weight at {solution.weight:.2g}: allow more with "
-        f"{' or '.join(limits)}"
+        f", or allow more with {' or '.join(limits)}: the interpolation weight is "
+        f"{solution.weight:.2g}"
     )
 
 
 def require_improvement(
-    evidence: Evidence, results: Sequence[NonInferiorityResult], cause: str = ""
+    evidence: Evidence, results: Sequence[NonInferiorityResult], remedy: str = ""
 ) -> None:
     """Raises QualityError unless the fit, OWN, gains on held-out answers within its margins.
 
@@ -87,14 +87,14 @@ def require_improvement(
 
     Args:
       results: of each constraint.
-      cause: see `limited_weight`.
+      remedy: see `limited_weight`.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < MIN_GAIN:
         raise QualityError(
             f"not for this model: log p changes by {_describe_gain(gain)} on {answers.n:,} "
-            f"held-out {evidence.of.items.name}; {cause or 'collect more examples'}",
+            f"held-out {evidence.of.items.name}; collect more examples{remedy}",
             parameter=_LIMIT_PARAMETERS,
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]
