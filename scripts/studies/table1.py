@@ -21,6 +21,7 @@ from study import (
     parse,
     study_parser,
     table,
+    with_errors,
     write_record,
 )
 
@@ -45,14 +46,14 @@ FIT_SETS, SCORED_SETS = 1_024, 2_048
 NAMES = {
     BASELINE: "baseline",
     PAPER: "published polynomial",
-    POLYNOMIAL: "fitted polynomial (default)",
-    LEAST_SQUARES: "polynomial, least squares (`--paper`)",
+    POLYNOMIAL: "default polynomial",
+    LEAST_SQUARES: "the paper's procedure (`--paper`)",
     CONSTANT: "constant (maximum likelihood)",
     HARD: "argmax",
 }
 SHOWN = {  # in the figure: style, width, label
     HARD: (HARD, 1.5, "argmax"),
-    POLYNOMIAL: ("own", 1.8, "fitted polynomial (default)"),
+    POLYNOMIAL: ("own", 1.8, "default polynomial"),
     CONSTANT: (CONSTANT, 1.0, "constant"),
     PAPER: (PAPER, 1.5, "published polynomial"),
     BASELINE: (BASELINE, 1.5, "baseline"),
@@ -60,6 +61,7 @@ SHOWN = {  # in the figure: style, width, label
 CHANCE = 10  # accuracy of guessing one of ten classes, per cent
 METRICS = ("accuracy", "nll", "ece")
 LOSS_SIZES = (16, 1_024, 4_096)  # in the table of NLL and ECE
+PAIRED_SIZES = (1_024, 4_096)  # in the table of differences
 # Table 1 of the paper: accuracy in per cent.
 PAPERS_TABLE = {
     "baseline": [98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4],
@@ -124,7 +126,7 @@ def values(record: dict, rule: str, metric: str) -> np.ndarray:
 
 
 def markdown(record: dict) -> list[str]:
-    """Tables of means over the heads: accuracy at every n, and NLL and ECE at some."""
+    """Tables of means over the heads: accuracy at every n; NLL, ECE and differences at some."""
     published = record["table_1_of_the_paper"]
     accuracy = [[name, *mean_cells(record, rule, "accuracy", SIZES)]
                 for rule, name in NAMES.items()]  # fmt: skip
@@ -135,7 +137,32 @@ def markdown(record: dict) -> list[str]:
                *mean_cells(record, rule, "ece", LOSS_SIZES)]
               for rule, name in NAMES.items()]  # fmt: skip
     titles = [f"{metric}, {n}" for metric in ("NLL", "ECE") for n in columns(LOSS_SIZES)]
-    return [*table(["n", *columns(SIZES)], accuracy), "", *table(["n", *titles], losses)]
+    return [*table(["n", *columns(SIZES)], accuracy), "", *table(["n", *titles], losses), "",
+            *differences(record)]  # fmt: skip
+
+
+def differences(record: dict) -> list[str]:
+    """The default polynomial less every other rule: paired over the heads, with errors."""
+    titles = [f"{title}, {n}" for title in ("accuracy", "NLL") for n in columns(PAIRED_SIZES)]
+    others = [rule for rule in NAMES if rule != POLYNOMIAL]
+    rows = ([NAMES[other], *paired_cells(record, other, "accuracy", 100, "+z.2f"),
+             *paired_cells(record, other, "nll", 1, "+z.4f")]
+            for other in others)  # fmt: skip
+    return table(["default polynomial less", *titles], rows)
+
+
+def paired_cells(record: dict, other: str, metric: str, scale: float, digits: str) -> Sequence[str]:
+    """The default polynomial less another rule at PAIRED_SIZES and over all n."""
+    if (metric, other) == ("nll", HARD):
+        return [""] * (len(PAIRED_SIZES) + 1)
+    of_default, of_other = (
+        np.column_stack([
+            values(record, rule, metric)[:, [record["sizes"].index(n) for n in PAIRED_SIZES]],
+            [head["rules"][rule]["all"][metric] for head in record["heads"]],
+        ])
+        for rule in (POLYNOMIAL, other)
+    )  # fmt: skip
+    return with_errors(*mean_and_error(scale * (of_default - of_other)), digits)
 
 
 def columns(sizes: Sequence[int]) -> list[str]:
