@@ -66,7 +66,7 @@ CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
 LABELS = {  # of the arms in the tables
     BASELINE: "baseline",
     "paper": "the paper's published polynomial",
-    "best-constant": "best constant, all heads",
+    "best-constant": "grid constant, all heads",
     "log-n": f"log n / log {TRAINED_ROWS[1]}, all heads",
     "constant": "constant by head, fitted",
     OWN: "fitted rule (entropy-and-size by head)",
@@ -76,7 +76,7 @@ LABELS = {  # of the arms in the tables
 TITLES = {"accuracy": ("accuracy (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
 ON_DATA = {arm: LABELS[arm] for arm in (BASELINE, "paper", OWN, "neighbours")}
 ON_DATA |= {"regression": "logistic regression"}
-COMPARED = (BASELINE, "best-constant", "log-n", "paper", "neighbours")
+COMPARED = (BASELINE, "best-constant", "log-n", "constant", "paper", "neighbours")
 TABLE_SIZES = (16, 1_024, 4_096)
 SHOWN = {
     BASELINE: "baseline", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
