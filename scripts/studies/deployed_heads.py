@@ -275,7 +275,7 @@ def draw_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def plot_gaps(ax: Any, rules: Mapping[str, Any]) -> None:
-    """The share that is right less the probability, by tenth of the rows.
+    """The accuracy less the confidence, by tenth of the rows.
 
     A reliability diagram has seven of ten bins of these rules at 1.
     """
@@ -287,7 +287,7 @@ def plot_gaps(ax: Any, rules: Mapping[str, Any]) -> None:
                 label=RULES[rule])  # fmt: skip
     ax.set_xticks(tenths)
     ax.set_title("RXNMapper: calibration error", fontsize=10)
-    ax.set(xlabel="tenth of the rows, by probability", ylabel="right less probability, points")
+    ax.set(xlabel="tenth of the rows, by confidence", ylabel="accuracy less confidence, points")
 
 
 def plot_improvements(ax: Any, heads: Mapping[str, Any]) -> None:

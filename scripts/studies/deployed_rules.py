@@ -44,10 +44,10 @@ RULES = {
     BASELINE: "softmax",
     CONSTANT: "constant",
     LOG_SIZE: "log-size",
-    POLYNOMIAL: "polynomial (the default)",
+    POLYNOMIAL: "default polynomial",
     ENTROPY_AND_SIZE: "entropy-and-size",
     ETS: "Entropy-based Temperature Scaling",
-    LEAST_SQUARES: "the paper's procedure (least squares)",
+    LEAST_SQUARES: "the paper's procedure (`--paper`)",
     PAPER: "the paper's published polynomial",
 }
 MIN_SHARE = 1e-6  # of H / log n, whose logarithm ETS takes
