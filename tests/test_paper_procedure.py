@@ -74,4 +74,4 @@ def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains():
     ]  # fmt: skip
     by_label = {curve.get_label(): curve.get_data() for curve in ax.lines}
     assert by_label["the paper's procedure (--paper)"][1].min() == 1  # never below softmax
-    assert by_label["the default polynomial"][0][-1] < dots[:, 0].max()
+    assert by_label["default polynomial"][0][-1] < dots[:, 0].max()

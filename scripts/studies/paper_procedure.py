@@ -66,9 +66,9 @@ OPTIONS = {
 }
 NAMES = {
     BASELINE: "baseline",
-    PAPER: "published",
-    POLYNOMIAL: "default",
-    LEAST_SQUARES: "`--paper`",
+    PAPER: "published polynomial",
+    POLYNOMIAL: "default polynomial",
+    LEAST_SQUARES: "the paper's procedure (`--paper`)",
     CONSTANT: "constant",
 }
 PAIRS = ((POLYNOMIAL, CONSTANT), (POLYNOMIAL, PAPER), (POLYNOMIAL, LEAST_SQUARES))
@@ -103,12 +103,8 @@ def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
     image = size_colours(shown.n.min(), shown.n.max())
     ax.scatter(shown.entropy, shown.beta, c=shown.n, norm=image.norm, cmap=image.cmap, s=7,
                alpha=0.5, lw=0, label="optimal β of a misranked input")  # fmt: skip
-    labels = {
-        LEAST_SQUARES: "the paper's procedure (--paper)",
-        PAPER: "published polynomial",
-        POLYNOMIAL: "the default polynomial",
-        CONSTANT: f"constant, β = {fits[CONSTANT].coefficients[0]:.2g}",
-    }
+    labels = {name: NAMES[name].replace("`", "") for name in CURVES}
+    labels[CONSTANT] = f"constant, β = {fits[CONSTANT].coefficients[0]:.2g}"
     for name, (colour, dash) in CURVES.items():
         fit = fits[name]
         last = [solved.entropy.max(), *fit.only.domain[1:2]]
