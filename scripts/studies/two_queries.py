@@ -87,13 +87,13 @@ LABELS = {
     BASELINE: "baseline",
     "paper": "the paper's published polynomial, every head",
     "log-n": "log n / log 33, every head",
-    "constant": "best constant, every head",
-    "own": "fitted rule, selected heads",
-    "through": "fitted rule, through the model",
+    "constant": "grid constant, every head",
+    "own": "default polynomial, selected heads",
+    "through": "log-size, fitted through the model",
     "oracle": "oracle, heads of the first layer",
     "tuned": "trained further, baseline",
     "tuned-paper": "trained further with the paper's published polynomial",
-    "tuned-own": "trained further with the fitted rule",
+    "tuned-own": "trained further with the default polynomial",
 }
 
 
@@ -222,7 +222,7 @@ def tune_model(trial: Trial) -> None:
 
 
 def measure_model(trial: Trial) -> dict:
-    """Accuracies of every arm, the best constant and the fit."""
+    """Accuracies of every arm, the grid constant and the fit."""
     model, rules, seed = load_model(trial.weights), rules_of(trial), trial.seed
     best = kept(trial.kept("best-constant"), lambda: best_constant(model, seed))
     rules["constant"] = one_constant(best)
