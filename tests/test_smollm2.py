@@ -121,8 +121,8 @@ def test_the_page_has_the_numbers_of_the_record_that_no_table_has():
             if row["length"] == 256 and row["template"] != "all"]  # fmt: skip
     gains = np.array([[row["right"]["gain"][0], row["log_p"]["gain"][0]] for row in rows])
     mean, error = mean_and_error(gains)
-    assert f"± {100 * error[0]:.1f} over templates" in page
-    assert f"{mean[1]:.2f} ± {error[1]:.2f} nats over templates" in page
+    assert f"{100 * mean[0]:+.1f} ± {100 * error[0]:.1f} points over these templates" in page
+    assert f"{mean[1]:+.2f} ± {error[1]:.2f} nats over four templates" in page
     text = {row["length"]: row["rules"] for row in record["found"]
             if row["kind"] == "text" and row["template"] == "all"}  # fmt: skip
     perplexity = {

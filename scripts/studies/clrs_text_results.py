@@ -19,7 +19,7 @@ from calibrate.report.plot_style import (
 LABELS = {
     "plain": "baseline",
     "paper": "the paper's published polynomial, at inference only",
-    "constant": "best constant",
+    "constant": "grid constant",
     "log-n": "log n / log 98",
     "own": "fitted log-size rules",
     "trained-paper": "the paper's published polynomial, in training too",
