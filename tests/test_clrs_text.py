@@ -164,6 +164,14 @@ def test_the_page_has_the_log_likelihoods_of_the_record(record):
     assert f"{numbers(('trained-paper', 'plain'), 16, -1)} at length 16 in training" in page
 
 
+def test_no_fitted_rule_differs_significantly_as_the_page_says(record):
+    mean, error = mean_and_error(100 * difference(record["arms"], ("own", "plain"), "right"))
+    most = np.argmax(abs(mean / error))
+    assert record["lengths"][most] == 16
+    said = f"{mean[most]:.2f} ± {error[most]:.2f} points ({-mean[most] / error[most]:.1f})"
+    assert f"{said}, at length 16" in " ".join(page_of("clrs-text").split())
+
+
 def test_the_fits_of_the_record_are_the_shipped_ones(record):
     shipped = [clrs_text.described(clrs_text.rule_of("own", seed)) for seed in record["seeds"]]
     assert json.loads(json.dumps(shipped)) == record["own"]

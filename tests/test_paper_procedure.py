@@ -75,3 +75,8 @@ def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains():
     by_label = {curve.get_label(): curve.get_data() for curve in ax.lines}
     assert by_label["the paper's procedure (--paper)"][1].min() == 1  # never below softmax
     assert by_label["default polynomial"][0][-1] < dots[:, 0].max()
+    curves = [
+        by_label[name] for name in ("the paper's procedure (--paper)", "published polynomial")
+    ]
+    last = [entropy[beta <= 1].max() for entropy, beta in curves]
+    assert last == pytest.approx([0.97, 0.85], abs=0.01)  # as the caption says
