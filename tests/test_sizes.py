@@ -20,7 +20,7 @@ from calibrate.rows.optimal_beta import INTERIOR
 from calibrate.rows.rows import MAX_HEAD_INDEX
 from calibrate.rows.solve import solve_rows
 from calibrate.rows.units import UnitSizes, plan_units
-from calibrate.store.coefficient_schema import MAX_INDEX
+from calibrate.store.coefficient_fields import MAX_INDEX
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.loading import loads

@@ -21,7 +21,7 @@ import numpy as np
 
 from calibrate.core.rule import TERMS, RuleForm
 from calibrate.errors import CoefficientsError, command
-from calibrate.store.coefficient_schema import MAX_ENTROPY
+from calibrate.store.coefficient_fields import MAX_ENTROPY
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 

@@ -27,7 +27,7 @@ from calibrate.core.rule import (
 )
 from calibrate.rows.likelihood_profile import Profile
 from calibrate.rows.solve import SolvedInputs
-from calibrate.store.coefficient_schema import MAX_ENTROPY
+from calibrate.store.coefficient_fields import MAX_ENTROPY
 
 DOMAIN_QUANTILES = 0.005, 0.995  # of the rows' entropies and log n: the domain of a rule
 MIN_RANGE = 1e-3  # nats: a variable that varies by less has no slope

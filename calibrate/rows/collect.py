@@ -18,10 +18,7 @@ from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collection import RowCollection, rows_in_memory, shard_name
 from calibrate.rows.heads import Head, call_member, head_to_send
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.resume import Options, Plan, Shard, run_units
-from calibrate.rows.rows import check_bad_rows, max_shard_bytes, row_bytes
-from calibrate.rows.sampling import MAX_KEPT_OF_ALL, MAX_ROWS, sample_arrays, unit_quotas
-from calibrate.rows.shards import (
+from calibrate.rows.make_shard import (
     COLLECT_STREAM,
     ArraySource,
     HeadSource,
@@ -29,6 +26,9 @@ from calibrate.rows.shards import (
     make_rows,
     make_shard,
 )
+from calibrate.rows.resume import Options, Plan, Shard, run_units
+from calibrate.rows.rows import check_bad_rows, max_shard_bytes, row_bytes
+from calibrate.rows.sampling import MAX_KEPT_OF_ALL, MAX_ROWS, sample_arrays, unit_quotas
 from calibrate.rows.units import UNIT_SIZES, Unit, UnitSizes, plan_units, unit_seed
 from calibrate.storage.atomic_io import SPACE
 

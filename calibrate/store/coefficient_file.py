@@ -1,6 +1,6 @@
 """The coefficient file: JSON in UTF-8, read strictly and written in one spelling.
 
-`coefficient_schema.py` has the fields, and the JSON Schema their meanings. A file protects itself
+`coefficient_fields.py` has the fields, and the JSON Schema their meanings. A file protects itself
 twice. `check` holds values of each rule, which determine its coefficients, so that reversed,
 rescaled or rounded coefficients are refused. `id` is the sha256 of the canonical JSON of rule,
 entries and source: it detects damage, but does not say who wrote the file.
@@ -17,7 +17,7 @@ from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.strict_json import convert, describe, parse
 from calibrate.store.check_pairs import make_check_pairs, verify_check_pairs
-from calibrate.store.coefficient_schema import (
+from calibrate.store.coefficient_fields import (
     COEFFICIENT_SCHEMA_VERSION,
     FORMAT,
     CoefficientDocument,

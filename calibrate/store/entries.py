@@ -15,7 +15,7 @@ from calibrate.core.rule import (
 )
 from calibrate.errors import CoefficientsError
 from calibrate.storage.strict_json import FLOAT32_MAX
-from calibrate.store.coefficient_schema import MAX_ENTROPY
+from calibrate.store.coefficient_fields import MAX_ENTROPY
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from calibrate.core.rule import (
 )
 from calibrate.errors import CoefficientsError
 from calibrate.storage.strict_json import FLOAT32_MAX
+from calibrate.store.coefficient_fields import MAX_INDEX, rule_fields
 from calibrate.store.coefficient_file import document_id, document_text, save_document
-from calibrate.store.coefficient_schema import MAX_INDEX, rule_fields
 from calibrate.store.entries import Entry, check_entries
 from calibrate.store.fit_table import FitTable
 

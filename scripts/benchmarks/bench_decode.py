@@ -14,7 +14,7 @@ import numpy as np
 from timing import Row, answer_help, summarise
 
 from calibrate.core.rule import CONSTANT, RuleForm
-from calibrate.store.coefficient_schema import MAX_ENTROPY
+from calibrate.store.coefficient_fields import MAX_ENTROPY
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 

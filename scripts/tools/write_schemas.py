@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from calibrate.core.rule import KINDS, N_COEFFICIENTS, N_DOMAIN
-from calibrate.store import coefficient_schema
-from calibrate.store.coefficient_schema import COEFFICIENT_SCHEMA_VERSION, CoefficientDocument
+from calibrate.store import coefficient_fields
+from calibrate.store.coefficient_fields import COEFFICIENT_SCHEMA_VERSION, CoefficientDocument
 
 NAME = f"coefficient-file-{COEFFICIENT_SCHEMA_VERSION}.json"
-PATH = Path(coefficient_schema.__file__).parent / "schemas" / NAME
+PATH = Path(coefficient_fields.__file__).parent / "schemas" / NAME
 
 Schema = dict[str, Any]
 

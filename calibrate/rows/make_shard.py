@@ -1,4 +1,4 @@
-"""Shards: the two sources of rows, and the shard of a unit of work.
+"""The shard of a unit of work: its two sources of rows, and `make_shard`.
 
 `make_shard` draws or reads rows, examines them and packs those that are kept; `resume.py` writes
 the bytes.
