@@ -83,22 +83,37 @@ def test_retention_text_has_its_harm_by_domain():
         assert row[3] == part.mean("own", KL).shown(".4f")
 
 
-def test_the_star_marks_rules_that_no_other_significantly_beats():
+def test_the_star_marks_rules_within_001_nats_of_the_best_or_not_significantly_worse():
     gains = {"a": (0.3, 0.2, 0.1, 0.1), "b": (0.3, 0.2, 0.1, 0.1), "c": (0.1,) * 4}
     record = ScoresRecord(evidence_of_gains(gains, SETS), ("a", "b"))
     items, means = record.judged, [*record.tables(), record.comparison()]
     beaten = {x for x in record.rules for y in record.rules if items.gain(y, LOG_P, x).sign > 0}
-    assert best_rules(items, record.rules) == set(record.rules) - beaten == {"a", "b"}
+    assert set(best_rules(items, record.rules)) == set(record.rules) - beaten == {"a", "b"}
     stars = [{(i, j) for i, row in enumerate(x.rows) for j, cell in enumerate(row) if "*" in cell}
              for x in means]  # fmt: skip
     assert stars == [set(x.bold) for x in means]
     assert [bool(x) for x in stars] == ["NLL" in x.title or x is means[-1] for x in means]
 
 
+@pytest.mark.parametrize(("loss", "count", "best"), [
+    (0.007, 4_000, True), (0.013, 4_000, False), (0.013, 20, True),
+])  # fmt: skip
+def test_a_significant_loss_below_001_nats_does_not_matter(loss, count, best):
+    gains = {"own": (0.3,) * 4, "constant": (0.3 - loss,) * 4}
+    evidence = evidence_of_gains(gains, count=count, fits={"own": fitted_at("log-size")})
+    assert evidence.gain("own", LOG_P, "constant").significant == (count == 4_000)
+    assert ("constant" in best_rules(evidence, evidence.rules)) == best
+    record = ScoresRecord(evidence, ("own", "constant"))
+    assert record.recommendation().endswith("as good: constant.") == best
+    assert ("as good: constant" in " ".join(record.verdict_sentences()["own"])) == best
+    of_constant = " ".join(record.verdict_sentences()["constant"])
+    assert ("Significantly better: fitted rule" in of_constant) != best
+
+
 def test_hard_attention_is_never_the_best_rule_to_use():
     gains = {"own": (0.2,) * 4, "hard": (0.4,) * 4}
     record = ScoresRecord(evidence_of_gains(gains, SETS))
-    assert best_rules(record.judged, record.rules) == {"own"}
+    assert best_rules(record.judged, record.rules) == ["own"]
     accuracy, *_ = record.tables()
     assert "argmax" in accuracy.columns
     assert not accuracy.bold

@@ -176,11 +176,6 @@ class Evidence:
         means = [self.mean(rule, LOG_P).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
-    def not_significantly_better(self, rule: str) -> list[str]:
-        """The other rules whose log-likelihood this one does not significantly exceed."""
-        others = [other for other in self.rules if other != rule]
-        return [other for other in others if not self.gain(rule, LOG_P, other).sign > 0]
-
     def names(self, rule: str, head: OptionalHeadId) -> bool:
         """True if a rule has an entry for a head; without an entry the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)

@@ -85,9 +85,14 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     return signs.count(1), signs.count(-1), signs.count(0)
 
 
-def best_rules(items: Evidence, rules: Sequence[str]) -> set[str]:
-    """The rule of the best mean NLL, and those that are not significantly worse; never argmax."""
+def is_worse(items: Evidence, rule: str, other: str) -> bool:
+    """True if the NLL of a rule is significantly worse than another's, by MIN_GAIN or more."""
+    gain = items.gain(other, LOG_P, rule)
+    return bool(gain.sign > 0 and gain.mean >= MIN_GAIN)
+
+
+def best_rules(items: Evidence, rules: Sequence[str]) -> list[str]:
+    """The rule of the best mean NLL, and those that are not worse, see `is_worse`; never argmax."""
     deployable = [rule for rule in rules if rule != HARD]
     best = items.best(deployable)
-    gains = {rule: items.gain(best, LOG_P, rule) for rule in deployable}
-    return {rule for rule, gain in gains.items() if not gain.sign > 0}
+    return [rule for rule in deployable if not is_worse(items, rule, best)]

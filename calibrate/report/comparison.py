@@ -7,7 +7,7 @@ from dataclasses import replace
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
-from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.estimate import MIN_GAIN, NOTHING
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, SETS, Metric
 from calibrate.evidence.verdict import best_rules
@@ -24,8 +24,8 @@ from calibrate.store.fit import Fit
 
 BEST = "*"  # before the NLL of the best rules, see `best_rules`
 BEST_NOTE = (
-    f"{BEST} best NLL, or not significantly worse than the best (paired test, 5 %: of two NLLs "
-    "that round to one number, one may be worse)."
+    f"{BEST} best NLL, within {MIN_GAIN} nats of the best, or not significantly worse (paired "
+    "test, 5 %)."
 )
 GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
@@ -212,7 +212,7 @@ def _title(score: Metric, items: Evidence) -> str:
 
 def _cells(items: Evidence, rules: Sequence[str], score: Metric) -> list[str]:
     """The score of each rule, with the best NLLs marked."""
-    best = best_rules(items, rules) if score == LOG_P else set()
+    best = best_rules(items, rules) if score == LOG_P else []
     return [f"{BEST} " * (rule in best) + _cell(items, rule, score) for rule in rules]
 
 

@@ -12,7 +12,7 @@ from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
 from calibrate.evidence.harm_limits import UNITS_OF_LOSS, check_limits
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, placed
-from calibrate.evidence.verdict import judge, judged_items
+from calibrate.evidence.verdict import best_rules, judge, judged_items
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison import (
     Parts,
@@ -162,8 +162,8 @@ class ScoresRecord:
         if not useful:
             return "Recommendation: keep the baseline; no fit is significantly better."
         best = items.best(useful)
-        level = [fit for fit in useful if fit != best and items.gain(best, LOG_P, fit).sign <= 0]
-        beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
+        level = [fit for fit in best_rules(items, useful) if fit != best]
+        beside = f"; as good: {', '.join(map(self.label, level))}" if level else ""
         return f"Recommendation: {self.label(best)}{beside}."
 
     def verdict_sentences(self) -> dict[str, list[str]]:

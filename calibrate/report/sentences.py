@@ -23,6 +23,7 @@ from calibrate.evidence.verdict import (
     TOO_FEW,
     Verdict,
     heads_moved,
+    is_worse,
     judge,
     judged_items,
 )
@@ -41,7 +42,7 @@ from calibrate.report.labels import (
 )
 from calibrate.store.fit import Fit
 
-# Rules that are simpler than a fit: one of them that is not significantly worse is named.
+# Rules that are simpler than a fit: one of them that does as well is named.
 SIMPLER = {*(kind for kind in KINDS if "H" not in VARIABLES[kind]), LOG_N, PAPER}
 MAX_NAMED = 3  # better rules in a sentence
 MIN_ITEMS = 30  # the standard error of fewer is itself uncertain
@@ -208,19 +209,20 @@ def _on_few_items(evidence: Evidence) -> str:
 
 
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
-    """Names rules that are better, and simpler ones that are not significantly worse."""
+    """Names rules that are better, and simpler ones that do as well; see `is_worse`."""
     items = judged_items(evidence)
-    others = [x for x in items.not_significantly_better(rule) if x != BASELINE]
-    gains = {other: items.gain(other, LOG_P, rule) for other in others}
-    better = sorted((x for x in others if gains[x].sign > 0), key=lambda x: -gains[x].mean)
-    level = [x for x in others if x not in better and _is_simpler(x)]
+    others = [x for x in items.rules if x not in (rule, BASELINE)]
+    gains = {x: items.gain(x, LOG_P, rule).mean for x in others if is_worse(items, rule, x)}
+    better = sorted(gains, key=lambda x: -gains[x])
+    level = [x for x in others if _is_simpler(x) and x not in better]
+    level = [x for x in level if not is_worse(items, x, rule)]
     texts = []
     if better:
-        names = [f"{label(x)} ({gains[x].mean:+.3f} nats)" for x in better[:MAX_NAMED]]
+        names = [f"{label(x)} ({gains[x]:+.3f} nats)" for x in better[:MAX_NAMED]]
         texts.append(f"Significantly better: {enumeration(names)}.")
     if level:
         names = [_with_constant(evidence, x) for x in level]
-        texts.append(f"Simpler, and not significantly worse: {enumeration(names)}.")
+        texts.append(f"Simpler, and as good: {enumeration(names)}.")
     return " ".join(texts)
 
 
