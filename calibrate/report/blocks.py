@@ -32,9 +32,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of Python, and their purpose."""
+    """Lines of Python."""
 
-    purpose: str
     text: str
 
 
@@ -53,6 +52,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     title: str = ""
     note: str = ""  # below the table
+    more: str = ""  # explains the columns: after the note, or folded on a page
     left: Sequence[str] = ()  # columns of text, aligned to the left
     marked: Sequence[int] = ()  # indices of rows that are means of others
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells shown bold

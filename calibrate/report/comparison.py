@@ -27,13 +27,14 @@ BEST_NOTE = (
     f"{BEST} best NLL, within {MIN_GAIN} nats of the best, or not significantly worse (paired "
     "test, 5 %)."
 )
+PRACTICE_NOTE = f"Differences below {MIN_GAIN} nats do not matter in practice."
+NEW_INPUTS_NOTE = "These inputs are new: the NLL of the verdict is that of the collected inputs."
 GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
 ECE_NOTE = (
     "ECE: expected calibration error, the mean distance between the top item's probability and the "
     "share of inputs whose top item is the target. Over several n, errors of opposite sign cancel."
 )
-HARD_NOTE = "Argmax puts all weight on one item, and so has no finite NLL."
 MISRANKED_NOTE = (
     "Misranked: collected inputs in which another item has a higher logit than the target."
 )
@@ -72,9 +73,10 @@ def comparison_table(items: Evidence, names: Names, own: str = "") -> Table:
         columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
     rows = list(zip(*columns.values(), strict=True))
     title = f"Rules on {scored_items(items)}"
-    note = f"{BEST_NOTE} {GAIN_NOTE} {_note_on(scores, rules)}".strip()
+    note = f"{BEST_NOTE} {PRACTICE_NOTE}"
+    more = f"{GAIN_NOTE} {ECE_NOTE if ECE in scores else ''}".strip()
     marked = [rules.index(own)] if own else []
-    return Table(list(columns), rows, title, note, ["rule"], marked, _best_cells(rows))
+    return Table(list(columns), rows, title, note, more, ["rule"], marked, _best_cells(rows))
 
 
 def means_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str) -> Table:
@@ -161,7 +163,8 @@ def text_table(text: Evidence, fit: str, name: str) -> Table:
     ]
     columns = ["text", "windows", "NLL per token", "KL per token"]
     title = f"Retention text under {name}, nats"
-    return Table(columns, cells, title, TEXT_NOTE, ["text"], range(len(parts), len(rows)))
+    marked = range(len(parts), len(rows))
+    return Table(columns, cells, title, TEXT_NOTE, left=["text"], marked=marked)
 
 
 def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:
@@ -189,7 +192,7 @@ def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Tabl
     ]
     headings = [wrapped(names[rule]) for rule in rules]
     title = f"{metric_title(first, items.of.items)}, of {items.n:,} new inputs"
-    note = f"{MISRANKED_NOTE} {_note_on(others, rules)}"
+    note = " ".join([NEW_INPUTS_NOTE, MISRANKED_NOTE, *[ECE_NOTE] * (ECE in others)])
     marked = range(len(by_size), len(rows))
     return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
 
@@ -241,8 +244,3 @@ def _gains(items: Evidence, rules: Sequence[str], over: str, more_decimals: int 
         else items.gain(rule, LOG_P, over).shown(f"+.{LOG_P.decimals + more_decimals}f")
         for rule in rules
     ]
-
-
-def _note_on(scores: Sequence[Metric], rules: Sequence[str]) -> str:
-    """Sentences on the ECE and on argmax, where a table has them."""
-    return " ".join([ECE_NOTE] * (ECE in scores) + [HARD_NOTE] * (HARD in rules))

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.core.rule import CONSTANT
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import OWN
 from calibrate.report.blocks import Block, Code, Facts, Heading, Result, Table, Text
@@ -24,7 +26,7 @@ from calibrate.report.fit_tables import (
     kinds_tables,
     over_constant,
 )
-from calibrate.report.rules import rule_facts, short_rule_facts, typical_betas, value_text
+from calibrate.report.rules import beta_fact, rule_facts, typical_betas, value_text
 from calibrate.rows.rows import head_label
 from calibrate.store.fit import Fit, digest, dumps
 from calibrate.store.references import find
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.collection import RowCollection
     from calibrate.rows.solve import SolvedInputs
+
+
+IN_YOUR_CODE = "In your code"
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class FitRecord:
     def blocks(self) -> Iterable[Block]:
         """The evidence, and the Python code that uses the fit."""
         yield from self.evidence()
+        yield Heading(IN_YOUR_CODE)
         yield usage(self.fit)
 
     def evidence(self) -> Iterable[Block]:
@@ -85,7 +91,8 @@ class FitRecord:
         fit = self.fit
         yield Heading(f"Fit {fit.reference}")
         if fit.verdict:
-            yield Facts([("verdict", value_text(fit.verdict))])
+            first, *others = fit.verdict.split("\n")
+            yield Facts([("verdict", first), *(("", line) for line in others)])
         theta = [] if self.rows is None else [*theta_facts(self.rows)]
         yield Facts([*input_facts(fit), *theta])
         yield Facts([*self.head_facts(), *rule_facts(fit), *over_constant_facts(fit)])
@@ -196,22 +203,29 @@ def usage(fit: Fit) -> Code:
     if layers or fit.of_whole_model:
         lines += ["from calibrate import transformers"]
         lines += ["transformers.apply(model, fit)  # raises if some attention stays uncalibrated"]
-    call = f"probs = calibrate.adaptive_softmax(logits, fit{of_layer})"
-    lines += [f"{call}  # JAX; PyTorch: from calibrate.torch import adaptive_softmax"]
+    if fit.has_heads:
+        lines += ["# logits: (..., heads, queries, items)"]
+    lines += ["# JAX; in PyTorch: calibrate.torch.adaptive_softmax"]
+    lines += [f"probs = calibrate.adaptive_softmax(logits, fit{of_layer})"]
     beta = None if fit.has_heads else fit.entries[0].constant_beta(fit.rule)
     if beta is not None:
-        first, *others = lines
-        lines = [*constant_lines(beta), f"{first}  # or from the file:", *others]
-    shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
-    return Code(f"How to use it{shape}:", "\n".join(lines))
+        lines = [*constant_lines(beta), "# or from the file:", *lines]
+    return Code("\n".join(lines))
 
 
 def constant_lines(beta: float) -> list[str]:
     """The code that applies a constant without any library."""
     return [
-        f"query = {beta:.4g} * query  # before attention, in any framework or engine",
-        f"probs = jax.nn.softmax({beta:.4g} * logits)  # or torch.softmax({beta:.4g} * logits, -1)",
+        "# before attention, in any framework:",
+        f"query = {beta:.4g} * query",
+        f"# or torch.softmax({beta:.4g} * logits, -1):",
+        f"probs = jax.nn.softmax({beta:.4g} * logits)",
     ]
+
+
+def advises_constant(fit: Fit) -> bool:
+    """True if the verdict of a fit names a constant that does as well."""
+    return fit.rule.kind != CONSTANT and f"`--kind {CONSTANT}`" in fit.verdict
 
 
 def load_line(fit: Fit) -> str:
@@ -248,15 +262,18 @@ def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | No
       page: path of the report; None if it could not be written.
     """
     fit = record.fit
-    shown: list[Block] = [Text(value_text(fit.verdict))]
+    shown: list[Block] = [Text(fit.verdict)]
     if scores is None:
         shown += [block for block in record.evidence() if isinstance(block, Table)]
     else:
         shown.append(rules_table(scores.evidence, fit, record.misranked))
-    theta = [] if record.rows is None else theta_facts(record.rows)
-    rule = [] if len(fit.entries) > 1 else short_rule_facts(fit)
-    places = [("load", f"fit = {load_line(fit)}"), report_fact(page)]
-    shown.append(Facts([*theta, *record.head_facts(), *rule, *places]))
+    facts = [*record.head_facts(), *([] if len(fit.entries) > 1 else [beta_fact(fit)])]
+    if advises_constant(fit) and record.collection is not None:
+        folder = shlex.quote(str(record.collection.folder))
+        line = f"calibrate fit {folder} --kind {CONSTANT} --name {fit.name}-{CONSTANT}"
+        facts.append(("the constant", line))
+    facts += [("load", f"fit = {load_line(fit)}"), report_fact(page)]
+    shown.append(Facts(facts))
     data: dict[str, Any] = {"verdict": fit.verdict, "report": page}
     if scores is not None:
         data["scores"] = scores.as_json()
@@ -266,7 +283,7 @@ def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | No
 def report_result(fit: Fit, scores: "ScoresRecord | None", page: Path) -> Result:
     """The verdicts of a fit, in its file and on its new scores, and the path of the page."""
     texts = [] if scores is None else [" ".join(x) for x in scores.verdict_sentences().values()]
-    shown: list[Block] = [Text(value_text(text)) for text in filter(None, [fit.verdict, *texts])]
+    shown: list[Block] = [Text(text) for text in filter(None, [fit.verdict, *texts])]
     shown.append(Facts([report_fact(page)]))
     return Result(shown, {"verdict": fit.verdict, "scores": texts, "report": page})
 

@@ -11,6 +11,7 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.cross_validation import N_FOLDS
 from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
+from calibrate.report.comparison import PRACTICE_NOTE
 from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.rules import beta_range, entry_heading, entry_text
 from calibrate.rows.rows import head_label
@@ -21,7 +22,7 @@ HELD_OUT_KEYS = ("n", "inputs", "nll_before", "nll_after")  # of a record of hel
 KINDS_NOTE = (
     f"Held out: {N_FOLDS} folds of whole groups; each is scored under rules that were fitted to "
     "the others. NLL: lower is better. Gain: paired difference in log-likelihood to the baseline, "
-    "or to the kind of this fit, ± standard error."
+    f"or to the kind of this fit, ± standard error. {PRACTICE_NOTE}"
 )
 
 

@@ -23,11 +23,11 @@ LABELS = {  # kinds of rule have their own names
 }
 EXPLANATIONS = {
     BASELINE: "softmax, beta = 1",
-    PAPER: "beta as in Velickovic et al. (2024), who fitted it to a head of their own",
+    PAPER: "the paper's, fitted to a head of its own",
     LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
     f"for longer inputs, here for heads trained on up to {TRAINED_SIZE} items",
-    HARD: "all weight on the item with the highest logit: the limit of a large beta",
-    CONSTANT: "the beta of maximum likelihood for the collected inputs, for all inputs alike",
+    HARD: "all weight on the item with the highest logit, so that its NLL is infinite",
+    CONSTANT: "the beta of maximum likelihood for the collected inputs",
 }
 
 

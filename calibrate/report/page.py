@@ -11,16 +11,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from calibrate.core.rule import CONSTANT
 from calibrate.errors import printable
 from calibrate.evidence.baselines import one_constant, paper
-from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
+from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
 from calibrate.report import plot_style, plots
-from calibrate.report.blocks import Block, Facts, Heading, Text
-from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
-from calibrate.report.comparison import scored_items
-from calibrate.report.fit_record import input_facts, over_constant_facts, source_facts, usage
+from calibrate.report.blocks import Block, Facts, Heading, Table, Text
+from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne, theta_facts
+from calibrate.report.comparison import ECE, NEW_INPUTS_NOTE
+from calibrate.report.fit_record import (
+    IN_YOUR_CODE,
+    advises_constant,
+    input_facts,
+    over_constant_facts,
+    source_facts,
+    usage,
+)
 from calibrate.report.fit_tables import held_out_tables, kinds_tables
-from calibrate.report.labels import THIS_FIT, capitalised, enumeration, label, metric_label
+from calibrate.report.labels import THIS_FIT, capitalised, metric_label
 from calibrate.report.plot_scatter import (
     MAX_POINTS,
     PUBLISHED_RULE,
@@ -39,8 +46,8 @@ from calibrate.store.fit import Fit
 
 # Size of a figure in inches. Text of ten points has 11 pixels in a figure that is 350 pixels wide,
 # on a phone of 400.
-NARROW = (4.3, 3.9)  # two side by side on a wide screen
-WIDE = (4.3, 4.5)
+SIZE = (4.3, 3.9)
+TALL = (4.3, 4.5)  # under a scale of colours
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
@@ -59,13 +66,27 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side, or one that is wider."""
+    """Figures side by side, two in a row of a wide screen."""
 
     pictures: Sequence[Picture]
-    wide: bool = False
 
 
-PageBlock = Block | Figures
+@dataclass(frozen=True)
+class Tables:
+    """Tables side by side where they fit."""
+
+    tables: Sequence[Table]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that a reader opens by their title."""
+
+    title: str
+    blocks: Sequence["PageBlock"]
+
+
+PageBlock = Block | Figures | Tables | Folded
 
 
 def write_fit_page(
@@ -108,19 +129,20 @@ def _verdict(fit: Fit, scores: ScoresRecord | None) -> str:
     if not verdict:
         verdict = first_sentence(scores.evidence, own, names.pop(own))
     harm = harm_sentence(scores.judged, names)
-    return f"{verdict.rstrip('.')}. {harm}" if harm else verdict
+    return f"{verdict.rstrip('.')}.\n{harm}" if harm else verdict
 
 
 def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[PageBlock]:
     """The sections of the page on a fit, in reading order."""
     return [
-        Heading("In your code"),
+        Heading(IN_YOUR_CODE),
+        *_constant_section(fit, solved),
         usage(fit),
         Heading("Scores"),
         *(_scores_section(scores, fit) if scores else held_out_tables(fit)),
         *temperatures_section(fit, solved),
         Heading("The rule"),
-        *_rule_section(fit),
+        *_rule_section(fit, isinstance(solved, SolvedHead)),
         *_kinds_section(fit),
         *_inputs_section(fit, solved),
         Heading("Provenance"),
@@ -130,23 +152,25 @@ def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[
 
 def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
     """The comparison of rules, their names explained, figures, and tables by size and head."""
-    yield scores.comparison()
+    table = scores.comparison()
     explained = "; ".join(f"{name}: {text}" for name, text in scores.explained_rules())
-    yield Text(" ".join(filter(None, [f"{capitalised(explained)}.", _two_baselines(scores, fit)])))
+    note = f"{table.note} {NEW_INPUTS_NOTE}" if fit.evidence.get("kinds") else table.note
+    yield replace(table, note=note, more=f"{table.more} {capitalised(explained)}.")
     yield Figures([*_score_pictures(scores)])
-    yield from scores.tables()
+    means = scores.means_by_size()
+    folded = [x for x in [means.pop(ECE, None), scores.gains_by_size()] if x]
+    yield Tables([*means.values()])
+    yield Folded("ECE and gain by n" if len(folded) > 1 else "Gain by n", [Tables(folded)])
+    yield from scores.other_tables()
 
 
-def _two_baselines(scores: ScoresRecord, fit: Fit) -> str:
-    """A sentence on the NLLs of the baseline here and in the verdict, if both are on the page."""
-    nll = {kind["kind"]: kind.get("nll") for kind in fit.evidence.get("kinds", [])}.get(BASELINE)
-    if nll is None:
-        return ""
-    new = -scores.judged.mean(BASELINE, LOG_P).mean
-    return (
-        f"The NLL of the baseline is {new:.3f} here, on {scored_items(scores.judged)}; the "
-        f"{nll:.3f} of the verdict and of the kinds of rule is on the inputs of the fit."
-    )
+def _constant_section(fit: Fit, solved: Solved) -> Iterable[Block]:
+    """The line of code of the constant that the verdict of a fit of one head names."""
+    if isinstance(solved, SolvedHead) and solved.constant is not None and advises_constant(fit):
+        line = f"`query = {solved.constant:.3g} * query`"
+        yield Text(
+            f"The constant of the verdict, {line} before attention, needs no package. The fit:"
+        )
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:
@@ -176,9 +200,9 @@ def _section_of_a_head(fit: Fit, solved: SolvedHead) -> Iterable[Block | Figures
     caption = f"{points_caption(solved.rows)} {rules_caption(fit)}"
     others = rules_beside(fit, solved.constant)
     picture = draw_picture(
-        TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=WIDE
+        TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=TALL
     )
-    yield Figures([picture], wide=True)
+    yield Figures([picture, _rule_picture(fit)])
 
 
 def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
@@ -214,9 +238,10 @@ def _picture_of_head(head: SolvedOne, rule: Fit) -> Picture:
     return draw_picture(capitalised(label), caption, plot_optimal_beta, head.rows, rule, others)
 
 
-def _rule_section(fit: Fit) -> Iterable[Block | Figures]:
+def _rule_section(fit: Fit, is_drawn: bool) -> Iterable[Block | Figures]:
     rule = fit.rule
-    yield Figures([_rule_picture(fit)])
+    if not is_drawn:
+        yield Figures([_rule_picture(fit)])
     yield Facts([*rule_facts(fit), *over_constant_facts(fit)])
     if not fit.ignores_inputs:
         used = (("H", rule.by_entropy), ("n", rule.by_size))
@@ -225,14 +250,17 @@ def _rule_section(fit: Fit) -> Iterable[Block | Figures]:
         yield Text("A head that the fit does not name keeps beta = 1.")
 
 
-def _inputs_section(fit: Fit, solved: Solved) -> Iterable[Block]:
+def _inputs_section(fit: Fit, solved: Solved) -> Iterable[PageBlock]:
     """The inputs of the fit by class, and misranked inputs by n; nothing without any."""
-    facts = [*input_facts(fit)]
-    if isinstance(solved, SolvedHead):
-        facts += [(f"misranked, n = {n:,}", text) for n, text in solved.misranked.items()]
+    facts, head = [*input_facts(fit)], solved if isinstance(solved, SolvedHead) else None
+    if head:
+        facts += theta_facts(head.rows)
     if facts:
         yield Heading("Inputs")
         yield Facts(facts)
+    if head:
+        by_size = [(f"n = {n:,}", text) for n, text in head.misranked.items()]
+        yield Folded("Misranked inputs by n", [Facts(by_size)])
 
 
 def _scored_facts(scores: ScoresRecord | None) -> Iterable[tuple[str, str]]:
@@ -247,8 +275,9 @@ def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
     own, items = scores.fits[0], scores.judged
 
     def draw_scores(metric: Metric, gain: bool, title: str) -> Picture:
-        caption = f"On the same {items.of.items.name}; bars: two standard errors."
-        caption += f" {plots.BEYOND_NOTE}" if gain else ""
+        caption = "Bars: two standard errors."
+        if gain and plots.leaves_figure(items, own, metric):
+            caption += f" {plots.BEYOND_NOTE}"
         look: dict[str, Any] = {"own": own, "gain": gain, "name": THIS_FIT}
         return draw_picture(title, caption, plots.plot_scores, items, metric, **look)
 
@@ -258,26 +287,21 @@ def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
         yield draw_scores(RIGHT, False, title)
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own)
+        caption = "Errors of opposite sign at several n cancel in the ECE of all."
+        look: dict[str, Any] = {"own": own, "name": THIS_FIT}
+        yield draw_picture("ECE by size", caption, plots.plot_scores, items, ECE, **look)
     if len(items.heads) > 1:
         caption = "Log-likelihood, nats. Orange: gains; purple: loses; x: unchanged."
         yield draw_picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
 
 
 def _reliability_picture(items: Evidence, own: str) -> Picture:
-    diagrams = {
-        THIS_FIT if rule == own else label(rule): reliability_of(items, rule)
-        for rule in plots.diagram_rules(items, own)
-    }
-    bins = diagrams[label(BASELINE)].n
-    errors = [
-        f"{name} {100 * expected_calibration_error(diagram):.1f} % ({100 * diagram.chance:.1f} %)"
-        for name, diagram in diagrams.items()
-    ]
+    bins, chance = reliability_of(items, BASELINE).n, reliability_of(items, own).chance
     caption = (
         f"{len(bins)} bins of {bins.min():,} {items.of.items.name} or more. Above the diagonal: "
-        "under-confident; below: over-confident. Expected calibration error (ECE), the mean "
-        "distance from the diagonal, and in brackets that of perfectly calibrated probabilities, "
-        f"which is due to the finite number of inputs: {enumeration(errors)}."
+        "under-confident; below: over-confident. The ECE is the mean distance from the diagonal; "
+        f"with so many {items.of.items.name}, perfectly calibrated probabilities would have one "
+        f"of {100 * chance:.1f} %."
     )
     look: dict[str, Any] = {"own": own, "name": THIS_FIT}
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
@@ -311,7 +335,7 @@ def draw_picture(
     caption: str,
     plot: Any,
     *arguments: Any,
-    size: tuple[float, float] = NARROW,
+    size: tuple[float, float] = SIZE,
     **options: Any,
 ) -> Picture:
     """A picture of a function that draws on its first argument, an `ax`."""

@@ -108,10 +108,12 @@ def edge_caption(rows: SolvedInputs) -> str:
     at_zero = int((rows.misranked & (rows.status_code == FLAT)).sum())
     text = ""
     if at_edge:
-        ends = f"below {bound_text(low)} or above {bound_text(high)}"
-        text += f" Drawn at the edge, with a beta {ends}: {at_edge:,}."
+        ends = f"{bound_text(low)} or {bound_text(high)}"
+        text += f" {at_edge:,} beyond {ends} {'is' if at_edge == 1 else 'are'} drawn at the edge."
     if at_zero:
-        text += f" Not drawn, with the optimum at beta = 0: {at_zero:,}."
+        text += (
+            f" {at_zero:,} with an optimal beta of 0 {'is' if at_zero == 1 else 'are'} not drawn."
+        )
     return text
 
 

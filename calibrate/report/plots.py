@@ -8,10 +8,11 @@ import numpy as np
 
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
-from calibrate.evidence.calibration_error import reliability_of
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.fitting.options import LEAST_SQUARES
+from calibrate.report.comparison import ECE
 from calibrate.report.labels import LOG_N, THIS_FIT, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG_SIZE, LOG_N)
 MAX_CURVES = 5
 LEGEND_NAMES = {LEAST_SQUARES: "least squares"}  # names that are shorter than in tables
-BEYOND_NOTE = "Rules that gain or lose far more than this fit are in the tables only."
+BEYOND_NOTE = "A curve that leaves the figure gains or loses far more than this fit."
 SPREAD = 0.2  # of the rules around a tick: no bar hides another
 MAX_GAIN = 4.0  # times the largest gain of the fit: the range of the axis
 
@@ -56,7 +57,7 @@ def plot_scores(
     Args:
       ax: where to draw.
       evidence: of the rules.
-      metric: LOG_P, P or RIGHT.
+      metric: LOG_P, P, RIGHT or ECE, which has no bars.
       own: the rule to highlight.
       gain: draw gains over the baseline, not means.
       name: of `own`, for people.
@@ -79,7 +80,10 @@ def plot_scores(
     ax.set_xticks(np.arange(len(parts)), map(evidence.span, parts), rotation=45)
     ax.set_xlabel("tokens" if evidence.of.items.in_tokens else "items n")
     if gain:
-        _limit(ax, _means_and_bars(parts.values(), own, metric, gain)[0])
+        ax.axhline(0, color="#777777", lw=0.8)
+        limit = _largest_gain(evidence, own, metric)
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, -limit), min(high, limit))
     ax.set_ylabel(_scores_label(metric, evidence.of.items, gain))
     legend_below(ax)
     return ax
@@ -93,6 +97,9 @@ def _means_and_bars(
     parts: Iterable[Evidence], rule: str, metric: Metric, gain: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """(parts,) means or gains of a rule, and (2, parts) lengths of its bars, down and up."""
+    if metric == ECE:
+        errors = [expected_calibration_error(reliability_of(x, rule)) for x in parts]
+        return 100 * np.array(errors), np.zeros((2, len(errors)))
     estimates = [x.gain(rule, metric) if gain else x.mean(rule, metric) for x in parts]
     pairs = np.array([(estimate.mean, estimate.error) for estimate in estimates], float)
     mean, error = abs(metric.factor) * pairs.T  # up is better
@@ -108,7 +115,7 @@ def _scores_label(metric: Metric, items: ItemKind, gain: bool) -> str:
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
-    """Draws the reliability diagrams of the baseline, the published polynomial and a fit."""
+    """Draws the reliability diagrams of the baseline, two rules to compare, and a fit."""
     for rule in diagram_rules(evidence, own):
         colour, marker, dash = STYLES[OWN if rule == own else rule]
         bins = reliability_of(evidence, rule)
@@ -131,24 +138,30 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
 
 def diagram_rules(evidence: Evidence, own: str) -> list[str]:
     """The rules of a reliability diagram."""
-    return [rule for rule in (BASELINE, PAPER, own) if rule in evidence.rules]
+    return [rule for rule in (BASELINE, PAPER, CONSTANT, own) if rule in evidence.rules]
 
 
 def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
     """The rules to draw, in the order of the evidence; none whose scores are infinite."""
     wanted = (own, *COMPARED, *evidence.rules)
     known = [rule for rule in wanted if rule in evidence.rules and not is_infinite(rule, metric)]
+    if metric == ECE:  # that of argmax would hide all others
+        known = [rule for rule in known if rule != HARD]
     shown = list(dict.fromkeys(known))[:MAX_CURVES]
     return [rule for rule in evidence.rules if rule in shown]
 
 
-def _limit(ax: "Axes", gains: np.ndarray) -> None:
-    """Draws a line at 0, and limits the axis: far larger gains would hide the fit's own."""
-    ax.axhline(0, color="#777777", lw=0.8)
-    reach = np.abs(np.nan_to_num(gains)).max(initial=0)
-    low, high = ax.get_ylim()
-    if reach > 0:
-        ax.set_ylim(max(low, -MAX_GAIN * reach), min(high, MAX_GAIN * reach))
+def _largest_gain(evidence: Evidence, own: str, metric: Metric) -> float:
+    """The limit of the axis of gains: far larger ones would hide those of the fit."""
+    gains, _ = _means_and_bars(evidence.by("size").values(), own, metric, gain=True)
+    return float(MAX_GAIN * np.abs(np.nan_to_num(gains)).max(initial=0)) or math.inf
+
+
+def leaves_figure(evidence: Evidence, own: str, metric: Metric) -> bool:
+    """True if a gain of a rule in the figure of gains lies beyond its axis."""
+    parts, limit = evidence.by("size").values(), _largest_gain(evidence, own, metric)
+    gains = [_means_and_bars(parts, x, metric, True)[0] for x in _compared(evidence, own, metric)]
+    return bool((np.abs(np.nan_to_num(gains)) > limit).any())
 
 
 def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":

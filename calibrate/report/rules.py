@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import CONSTANT, TERMS, RuleForm, constant_text, formula, term_text
+from calibrate.core.rule import CONSTANT, TERMS, RuleForm, constant_text, formula
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.entries import Entry
@@ -20,45 +20,28 @@ CURVE_POINTS = 201
 
 def rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
     """(label, text) of the rule of the only entry, or of the parts that several entries share."""
-    rule, (first, *others) = fit.rule, fit.entries
+    rule, others = fit.rule, fit.entries[1:]
     yield "kind", rule.kind
-    if rule.kind == CONSTANT:
-        constant = constant_text(first.coefficients[0])
-        yield "beta", "a constant for each head" if others else constant
-        return
-    if others:
-        yield f"beta({symbols(rule)})", "coefficients of its own for each head"
+    if not others:
+        yield beta_fact(fit)
+    elif rule.kind == CONSTANT:
+        yield "beta", "a constant for each head"
     else:
-        yield f"beta({symbols(rule)}) = 1/theta", formula(rule.kind, first.coefficients)
-        yield f"coefficients of {term_names(rule)}", coefficients_text(first.coefficients)
+        yield f"beta({symbols(rule)})", "coefficients of its own for each head"
+    if rule.kind == CONSTANT:
+        return
     yield "domain", domain_text(joint_domain(fit.entries), rule)
     yield "outside", outside_text(rule)
     yield "bounds", bounds_text(rule)
     yield from _smoothing_facts(fit)
 
 
-def short_rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
-    """The same of a fit of one entry in fewer lines: coefficients, domain, and freedom."""
+def beta_fact(fit: Fit) -> tuple[str, str]:
+    """(label, text) of the formula of the first entry."""
     rule, coefficients = fit.rule, fit.entries[0].coefficients
     if rule.kind == CONSTANT:
-        yield "beta", constant_text(coefficients[0])
-        return
-    yield "coefficients", f"{coefficients_text(coefficients)} (of {term_names(rule)})"
-    yield "domain", domain_text(fit.entries[0].domain, rule)
-    if fit.effective_degrees is not None:
-        yield "degrees of freedom", _degrees_text(fit) + " (effective)"
-    if fit.r_squared is not None:
-        yield "R^2 of log beta", r_squared_text(fit.r_squared)
-
-
-def term_names(rule: RuleForm) -> str:
-    """The terms of a rule in the order of its coefficients: "H^4, H^3, H^2, H, 1"."""
-    return ", ".join(map(term_text, TERMS[rule.kind]))
-
-
-def coefficients_text(coefficients: Sequence[float]) -> str:
-    """Coefficients with six digits, ready to paste."""
-    return ", ".join(f"{c:.6g}" for c in coefficients)
+        return "beta", constant_text(coefficients[0])
+    return f"beta({symbols(rule)}) = 1/theta", formula(rule.kind, coefficients)
 
 
 def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
@@ -71,13 +54,10 @@ def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         is_constant = head["penalty"] == "infinite"
         yield "penalty lambda", "infinite: a constant" if is_constant else f"{head['penalty']:g}"
     if fit.effective_degrees is not None:
-        yield "effective degrees of freedom", _degrees_text(fit)
+        degrees = f"{fit.effective_degrees:.1f} of {len(TERMS[fit.rule.kind])}"
+        yield "effective degrees of freedom", degrees
     if fit.r_squared is not None:
         yield "R^2 of log beta", r_squared_text(fit.r_squared)
-
-
-def _degrees_text(fit: Fit) -> str:
-    return f"{fit.effective_degrees:.1f} of {len(TERMS[fit.rule.kind])}"
 
 
 def r_squared_text(r_squared: float) -> str:

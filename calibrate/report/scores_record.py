@@ -11,7 +11,7 @@ import numpy as np
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
 from calibrate.evidence.harm_limits import UNITS_OF_LOSS, check_limits
-from calibrate.evidence.metrics import KL, LOG_P, RIGHT, placed
+from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric, placed
 from calibrate.evidence.verdict import best_rules, judge, judged_items
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison import (
@@ -101,12 +101,21 @@ class ScoresRecord:
 
     def tables(self) -> list[Table]:
         """Scores and gains by size, by text domain, by head, and by template and length."""
-        parts = self._parts_by_size()
-        tables = [
-            means_table(*parts, self.names, score, self._size_heading)
-            for score in scores_of(self.judged)
-        ]
-        tables.append(gains_table(*parts, self.names, self._size_heading))
+        by_size = self.means_by_size()
+        return [*by_size.values(), self.gains_by_size(), *self.other_tables()]
+
+    def means_by_size(self) -> dict[Metric, Table]:
+        """Accuracy, NLL and ECE by size, as far as they are known."""
+        parts, by = self._parts_by_size(), self._size_heading
+        return {x: means_table(*parts, self.names, x, by) for x in scores_of(self.judged)}
+
+    def gains_by_size(self) -> Table:
+        """Gains over the baseline by size, with their errors."""
+        return gains_table(*self._parts_by_size(), self.names, self._size_heading)
+
+    def other_tables(self) -> list[Table]:
+        """Scores and gains by text domain, by head, and by template and length."""
+        tables = []
         text = self.evidence.text
         if text.n and KL in text.values and text.of.items.knows_nll_of_text:
             tables += [text_table(text, rule, self.label(rule)) for rule in self._lead_rules]

@@ -7,6 +7,7 @@ contain passwords: both consoles escape the former and mask the latter.
 import json
 import math
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from calibrate.errors import printable, without_login
 from calibrate.report.blocks import Block, Code, CommandResult, Facts, Heading, Table, as_json
 
 LABEL_WIDTH = 10
+NOTE_WIDTH = 98  # letters of a line of a note
 TABLE_WIDTH = 1_000  # columns of the console while a table is printed: wide enough for any
 
 
@@ -120,10 +122,10 @@ def _print_block(block: Block, label_width: int) -> None:
     elif isinstance(block, Table):
         stdout.print(f"\n{block.title}" if block.title else "", style="bold")
         _print_table(block)
-        if block.note:
-            stdout.print(f"  {block.note}")
+        if note := f"{block.note} {block.more}".strip():
+            stdout.print(textwrap.indent(textwrap.fill(note, min(stdout.width, NOTE_WIDTH)), "  "))
     elif isinstance(block, Code):
-        stdout.print("\n".join([f"\n{block.purpose}", *map("  {}".format, block.text.split("\n"))]))
+        stdout.print(textwrap.indent(block.text, "  "))
     else:
         stdout.print(block.text)
 
