@@ -132,7 +132,7 @@ def test_the_page_of_many_heads(page, tmp_path):
     for part in (
         "softmax, scored on held-out", "lines@1", "layer 0, head 3",
         "transformers.apply(model, fit)",
-        "logits being (..., heads, queries, items)",
+        "# logits: (..., heads, queries, items)",
         "0.5 log n + 0.2", "<script>alert(1)</script>",
         "360 inputs of 3 heads",
     ):  # fmt: skip

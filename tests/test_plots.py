@@ -13,15 +13,16 @@ from matplotlib.text import Text
 from planted import planted_rows
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, KINDS, POLYNOMIAL, RuleForm
-from calibrate.evidence.calibration_error import reliability_of
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
 from calibrate.fitting.fit_rule import fit_rule
 from calibrate.fitting.options import FitOptions
 from calibrate.jax.softmax import inverse_temperature
 from calibrate.report import plot_style, plots
+from calibrate.report.comparison import ECE
 from calibrate.report.labels import LABELS, label
-from calibrate.report.page import NARROW, WIDE
+from calibrate.report.page import SIZE, TALL
 from calibrate.report.plot_scatter import plot_optimal_beta
 from calibrate.report.rules import rule_curve
 from calibrate.store.entries import Entry
@@ -159,7 +160,7 @@ def test_a_colour_stands_for_one_rule():
     assert len(set(colours)) == len(colours)
 
 
-@pytest.mark.parametrize(("width", "height"), [NARROW, WIDE])
+@pytest.mark.parametrize(("width", "height"), [SIZE, TALL])
 def test_text_of_figures_has_11_pixels_on_a_phone_of_400(width, height, by_both, by_size):
     """A figure is 350 pixels wide there; a point is 1/72 inch."""
     for plot, *arguments in (
@@ -174,16 +175,37 @@ def test_text_of_figures_has_11_pixels_on_a_phone_of_400(width, height, by_both,
         assert min(sizes) * 350 / (72 * width) >= 11
 
 
-def test_reliability_is_drawn_of_the_baseline_the_published_polynomial_and_the_fit():
+def test_reliability_is_drawn_of_the_baseline_two_rules_to_compare_and_the_fit():
     p = np.random.default_rng(0).random((4, 40))
     values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
     found = replace(evidence(), rules=("baseline", "constant", "paper", "mine"), values=values)
     ax = drawn(plots.plot_reliability, found, "mine", "this fit")
     names = [line.get_label() for line in ax.lines]
-    assert names[:3] == ["baseline", "published polynomial", "this fit"]
-    assert [line.get_color() for line in ax.lines[:3]] == [
-        plot_style.STYLES[rule][0] for rule in ("baseline", "paper", "own")
+    assert names[:4] == ["baseline", "published polynomial", "constant", "this fit"]
+    assert [line.get_color() for line in ax.lines[:4]] == [
+        plot_style.STYLES[rule][0] for rule in ("baseline", "paper", "constant", "own")
     ]
+
+
+def test_the_calibration_error_is_drawn_by_size_without_argmax():
+    p = np.random.default_rng(0).random((3, 40))
+    values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
+    found = replace(evidence(), rules=("baseline", "hard", "own"), values=values)
+    ax = drawn(plots.plot_scores, found, ECE)
+    baseline, own = ax.containers
+    parts = found.by("size").values()
+    for rule, curve in (("baseline", baseline), ("own", own)):
+        expected = [expected_calibration_error(reliability_of(part, rule)) for part in parts]
+        np.testing.assert_allclose(curve.lines[0].get_ydata(), 100 * np.array(expected))
+
+
+@pytest.mark.parametrize(("gain", "leaves"), [(0.3, False), (0.6, True), (-0.6, True)])
+def test_a_gain_beyond_the_axis_is_known(gain, leaves):
+    values = {LOG_P: np.array([[0.0], [0.1], [gain]]) * np.ones(40)}
+    found = replace(evidence(), rules=("baseline", "own", "constant"), values=values)
+    assert plots.leaves_figure(found, "own", LOG_P) == leaves
+    low, high = drawn(plots.plot_scores, found, LOG_P, gain=True).get_ylim()
+    assert (low <= gain <= high) != leaves
 
 
 def test_reliability_is_drawn_before_and_after():
@@ -220,7 +242,7 @@ def test_gains_of_heads_have_one_colour():
     ],
 )
 def test_the_longest_names_fit_into_a_narrow_figure(plot):
-    figure = Figure(figsize=NARROW, layout="constrained")
+    figure = Figure(figsize=SIZE, layout="constrained")
     plot(figure.add_subplot())
     figure.draw_without_rendering()
     (legend,) = figure.legends

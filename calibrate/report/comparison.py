@@ -33,7 +33,7 @@ GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error.
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
 ECE_NOTE = (
     "ECE: expected calibration error, the mean distance between the top item's probability and the "
-    "share of inputs whose top item is the target. Over several n, errors of opposite sign cancel."
+    "share of inputs where it is the target; over several n, errors of opposite sign cancel."
 )
 MISRANKED_NOTE = (
     "Misranked: collected inputs in which another item has a higher logit than the target."

@@ -159,7 +159,7 @@ def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
     yield Figures([*_score_pictures(scores)])
     means = scores.means_by_size()
     folded = [x for x in [means.pop(ECE, None), scores.gains_by_size()] if x]
-    yield Tables([*means.values()])
+    yield Tables([replace(x, note="") for x in means.values()])
     yield Folded("ECE and gain by n" if len(folded) > 1 else "Gain by n", [Tables(folded)])
     yield from scores.other_tables()
 
@@ -168,9 +168,7 @@ def _constant_section(fit: Fit, solved: Solved) -> Iterable[Block]:
     """The line of code of the constant that the verdict of a fit of one head names."""
     if isinstance(solved, SolvedHead) and solved.constant is not None and advises_constant(fit):
         line = f"`query = {solved.constant:.3g} * query`"
-        yield Text(
-            f"The constant of the verdict, {line} before attention, needs no package. The fit:"
-        )
+        yield Text(f"The constant needs no package: {line} before attention. The fit itself:")
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:
@@ -202,7 +200,7 @@ def _section_of_a_head(fit: Fit, solved: SolvedHead) -> Iterable[Block | Figures
     picture = draw_picture(
         TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=TALL
     )
-    yield Figures([picture, _rule_picture(fit)])
+    yield Figures([picture, _rule_picture(fit, size=TALL)])
 
 
 def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
@@ -307,7 +305,7 @@ def _reliability_picture(items: Evidence, own: str) -> Picture:
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
 
 
-def _rule_picture(fit: Fit) -> Picture:
+def _rule_picture(fit: Fit, size: tuple[float, float] = SIZE) -> Picture:
     if fit.has_heads:
         caption = (
             f"{_place_of_betas(fit)}Red: beta > 1, sharper than the baseline; blue: more diffuse; "
@@ -317,7 +315,7 @@ def _rule_picture(fit: Fit) -> Picture:
     caption = "Beta over the domain of the fit, and beyond."
     if fit.ignores_inputs:
         caption = "Beta is the same for every input."
-    return draw_picture("The rule", caption, plots.plot_rule, fit)
+    return draw_picture("The rule", caption, plots.plot_rule, fit, size=size)
 
 
 def _place_of_betas(fit: Fit) -> str:

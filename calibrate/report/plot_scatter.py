@@ -109,11 +109,11 @@ def edge_caption(rows: SolvedInputs) -> str:
     text = ""
     if at_edge:
         ends = f"{bound_text(low)} or {bound_text(high)}"
-        text += f" {at_edge:,} beyond {ends} {'is' if at_edge == 1 else 'are'} drawn at the edge."
+        points, are = ("point", "is") if at_edge == 1 else ("points", "are")
+        text += f" {at_edge:,} {points} beyond {ends} {are} drawn at the edge."
     if at_zero:
-        text += (
-            f" {at_zero:,} with an optimal beta of 0 {'is' if at_zero == 1 else 'are'} not drawn."
-        )
+        inputs, are = ("input", "is") if at_zero == 1 else ("inputs", "are")
+        text += f" {at_zero:,} {inputs} with an optimal beta of 0 {are} not drawn."
     return text
 
 
@@ -158,7 +158,11 @@ def _plot_curve(ax: "Axes", role: str, fit: Fit, shown: SolvedInputs, most: floa
         ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
         bold = entropy, np.where(_in_domain(fit, entropy), beta, np.nan)
     look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "zorder": 5}
-    ax.plot(*bold, **look, label=_curve_label(role, fit), path_effects=outline(width))
+    if role == CONSTANT:  # dashes over a fit that is nearly constant, which stays visible
+        look["zorder"] = 6
+    else:
+        look["path_effects"] = outline(width)
+    ax.plot(*bold, **look, label=_curve_label(role, fit))
 
 
 def _in_domain(fit: Fit, entropy: np.ndarray) -> np.ndarray:

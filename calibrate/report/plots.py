@@ -95,11 +95,11 @@ def _legend_name(rule: str) -> str:
 
 def _means_and_bars(
     parts: Iterable[Evidence], rule: str, metric: Metric, gain: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(parts,) means or gains of a rule, and (2, parts) lengths of its bars, down and up."""
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(parts,) means or gains of a rule, and (2, parts) lengths of its bars, if it has any."""
     if metric == ECE:
         errors = [expected_calibration_error(reliability_of(x, rule)) for x in parts]
-        return 100 * np.array(errors), np.zeros((2, len(errors)))
+        return 100 * np.array(errors), None
     estimates = [x.gain(rule, metric) if gain else x.mean(rule, metric) for x in parts]
     pairs = np.array([(estimate.mean, estimate.error) for estimate in estimates], float)
     mean, error = abs(metric.factor) * pairs.T  # up is better

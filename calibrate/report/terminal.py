@@ -108,7 +108,9 @@ def _print_blocks(blocks: Iterable[Block]) -> None:
     blocks = list(blocks)
     labels = (label for block in blocks if isinstance(block, Facts) for label, _ in block.rows)
     label_width = max([LABEL_WIDTH, *map(len, labels)])
-    for block in blocks:
+    for before, block in zip([None, *blocks], blocks, strict=False):
+        if isinstance(before, Table) and isinstance(block, Facts):
+            stdout.print()
         _print_block(block, label_width)
 
 
@@ -123,7 +125,8 @@ def _print_block(block: Block, label_width: int) -> None:
         stdout.print(f"\n{block.title}" if block.title else "", style="bold")
         _print_table(block)
         if note := f"{block.note} {block.more}".strip():
-            stdout.print(textwrap.indent(textwrap.fill(note, min(stdout.width, NOTE_WIDTH)), "  "))
+            width = min(stdout.width, NOTE_WIDTH) - 2
+            stdout.print(textwrap.indent(textwrap.fill(note, width), "  "))
     elif isinstance(block, Code):
         stdout.print(textwrap.indent(block.text, "  "))
     else:
