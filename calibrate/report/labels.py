@@ -23,7 +23,7 @@ LABELS = {  # kinds of rule have their own names
 }
 EXPLANATIONS = {
     BASELINE: "softmax, beta = 1",
-    PAPER: "the paper's, fitted to a head of its own",
+    PAPER: "the paper's, fitted to the authors' own head",
     LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
     f"for longer inputs, here for heads trained on up to {TRAINED_SIZE} items",
     HARD: "all weight on the item with the highest logit, so that its NLL is infinite",
