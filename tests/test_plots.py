@@ -22,7 +22,7 @@ from calibrate.jax.softmax import inverse_temperature
 from calibrate.report import plot_style, plots
 from calibrate.report.comparison import ECE
 from calibrate.report.labels import LABELS, label
-from calibrate.report.page import SIZE, TALL
+from calibrate.report.page import FIGURE_SIZE, TALL_FIGURE
 from calibrate.report.plot_scatter import plot_optimal_beta
 from calibrate.report.rules import rule_curve
 from calibrate.store.entries import Entry
@@ -160,7 +160,7 @@ def test_a_colour_stands_for_one_rule():
     assert len(set(colours)) == len(colours)
 
 
-@pytest.mark.parametrize(("width", "height"), [SIZE, TALL])
+@pytest.mark.parametrize(("width", "height"), [FIGURE_SIZE, TALL_FIGURE])
 def test_text_of_figures_has_11_pixels_on_a_phone_of_400(width, height, by_both, by_size):
     """A figure is 350 pixels wide there; a point is 1/72 inch."""
     for plot, *arguments in (
@@ -242,7 +242,7 @@ def test_gains_of_heads_have_one_colour():
     ],
 )
 def test_the_longest_names_fit_into_a_narrow_figure(plot):
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
     plot(figure.add_subplot())
     figure.draw_without_rendering()
     (legend,) = figure.legends

@@ -46,8 +46,8 @@ from calibrate.store.fit import Fit
 
 # Size of a figure in inches. Text of ten points has 11 pixels in a figure that is 350 pixels wide,
 # on a phone of 400.
-SIZE = (4.3, 3.9)
-TALL = (4.3, 4.5)  # under a scale of colours
+FIGURE_SIZE = (4.3, 3.9)
+TALL_FIGURE = (4.3, 4.5)  # under a scale of colours
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
@@ -198,9 +198,9 @@ def _section_of_a_head(fit: Fit, solved: SolvedHead) -> Iterable[Block | Figures
     caption = f"{points_caption(solved.rows)} {rules_caption(fit)}"
     others = rules_beside(fit, solved.constant)
     picture = draw_picture(
-        TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=TALL
+        TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=TALL_FIGURE
     )
-    yield Figures([picture, _rule_picture(fit, size=TALL)])
+    yield Figures([picture, _rule_picture(fit, size=TALL_FIGURE)])
 
 
 def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
@@ -305,7 +305,7 @@ def _reliability_picture(items: Evidence, own: str) -> Picture:
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
 
 
-def _rule_picture(fit: Fit, size: tuple[float, float] = SIZE) -> Picture:
+def _rule_picture(fit: Fit, size: tuple[float, float] = FIGURE_SIZE) -> Picture:
     if fit.has_heads:
         caption = (
             f"{_place_of_betas(fit)}Red: beta > 1, sharper than the baseline; blue: more diffuse; "
@@ -333,7 +333,7 @@ def draw_picture(
     caption: str,
     plot: Any,
     *arguments: Any,
-    size: tuple[float, float] = SIZE,
+    size: tuple[float, float] = FIGURE_SIZE,
     **options: Any,
 ) -> Picture:
     """A picture of a function that draws on its first argument, an `ax`."""
