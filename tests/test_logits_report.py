@@ -20,6 +20,7 @@ from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.report import plots
+from calibrate.report.comparison import NEW_INPUTS_NOTE
 from calibrate.report.page import write_fit_page
 from calibrate.report.rules import beta_range
 from calibrate.report.scores_record import ScoresRecord
@@ -129,6 +130,7 @@ def page(tmp_path_factory):
 def test_the_page_of_many_heads(page, tmp_path):
     text = Text(page.read_text(encoding="utf-8"))
     words = " ".join(text.words)
+    assert NEW_INPUTS_NOTE not in words
     for part in (
         "softmax, scored on held-out", "lines@1", "layer 0, head 3",
         "transformers.apply(model, fit)",

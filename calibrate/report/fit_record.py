@@ -202,7 +202,7 @@ def usage(fit: Fit) -> Code:
     lines = ["import calibrate", f"fit = {load_line(fit)}"]
     if layers or fit.of_whole_model:
         lines += ["from calibrate import transformers"]
-        lines += ["transformers.apply(model, fit)  # raises if some attention stays uncalibrated"]
+        lines += ["# raises if some attention stays uncalibrated:", "transformers.apply(model, fit)"]
     if fit.has_heads:
         lines += ["# logits: (..., heads, queries, items)"]
     lines += ["# JAX; in PyTorch: calibrate.torch.adaptive_softmax"]

@@ -13,7 +13,7 @@ from calibrate.errors import printable
 from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, SETS, Metric
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne, theta_facts
@@ -154,7 +154,8 @@ def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
     """The comparison of rules, their names explained, figures, and tables by size and head."""
     table = scores.comparison()
     explained = "; ".join(f"{name}: {text}" for name, text in scores.explained_rules())
-    note = f"{table.note} {NEW_INPUTS_NOTE}" if fit.evidence.get("kinds") else table.note
+    is_new = scores.evidence.of.items == SETS and fit.evidence.get("kinds")
+    note = f"{table.note} {NEW_INPUTS_NOTE}" if is_new else table.note
     yield replace(table, note=note, more=f"{table.more} {capitalised(explained)}.")
     yield Figures([*_score_pictures(scores)])
     means = scores.means_by_size()
