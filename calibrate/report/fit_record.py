@@ -202,7 +202,8 @@ def usage(fit: Fit) -> Code:
     lines = ["import calibrate", f"fit = {load_line(fit)}"]
     if layers or fit.of_whole_model:
         lines += ["from calibrate import transformers"]
-        lines += ["# raises if some attention stays uncalibrated:", "transformers.apply(model, fit)"]
+        lines += ["# raises if some attention stays uncalibrated:"]
+        lines += ["transformers.apply(model, fit)"]
     if fit.has_heads:
         lines += ["# logits: (..., heads, queries, items)"]
     lines += ["# JAX; in PyTorch: calibrate.torch.adaptive_softmax"]
