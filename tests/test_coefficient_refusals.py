@@ -86,7 +86,7 @@ REFUSALS = {
         ("evidence.held_out.0.nll_before", 1e39, r"held_out\[0\].nll_before is 1e\+39"),
         ("evidence.held_out.0.n", -1, r"held_out\[0\].n is -1"),
         ("evidence.kinds", [{}] * 17, "evidence.kinds is a list of 17"),
-        ("evidence.verdict", "two\nlines", r'evidence.verdict is "two\\nlines"'),
+        ("evidence.verdict", "two\rlines", r'evidence.verdict is "two\\rlines"'),
         ("evidence.verdict", 2001 * "x", 'evidence.verdict is "xx.* 2000'),
         ("source.seed", 2**64, "source has 18446744073709551616"),
         ("source.options.x", [], "source.options"),

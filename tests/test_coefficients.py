@@ -171,7 +171,7 @@ def test_a_large_fit_is_written_on_one_line():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("name", "My Head"), ("name", "../x"), ("name", ""), ("name", None), ("version", 0),
-     ("evidence", {"verdict": "a\nb"}), ("source", {"seed": -1}), ("extra", {"note": 1}),
+     ("evidence", {"verdict": "a\rb"}), ("source", {"seed": -1}), ("extra", {"note": 1}),
      ("provenance", {"created": "today"})],
 )  # fmt: skip
 def test_a_fit_that_could_not_be_read_again_is_not_saved(tmp_path, field, value):

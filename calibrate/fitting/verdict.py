@@ -74,11 +74,11 @@ def beta_text(beta: float) -> str:
 
 
 def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
-    """The verdict of a fit of one head, in sentences that end with a full stop."""
-    sentences = [_gain_sentence(head, options)]
+    """The verdict of a fit of one head: a line on its gain, one on other kinds, one of notes."""
+    lines = [_gain_sentence(head, options)]
     if head.held_out is not None:
-        sentences.append(kinds_sentence(head.held_out, options.procedure, head.constant))
-    return " ".join(filter(None, [*sentences, *_notes(head, options)]))
+        lines.append(kinds_sentence(head.held_out, options.procedure, head.constant))
+    return "\n".join(filter(None, [*lines, " ".join(filter(None, _notes(head, options)))]))
 
 
 def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
@@ -155,12 +155,12 @@ def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     text += "."
     if kept := len(heads) - len(saved):
         text += f" {kept} keep{'s' * (kept == 1)} softmax."
-    sentences = [text]
+    lines = [text]
     scored = [head.held_out for head in saved if head.held_out is not None]
     if scored:
         together = join_held_out(scored)
-        sentences += [kinds_sentence(together, procedure), _in_distribution(together, options)]
-    return " ".join(filter(None, sentences))
+        lines += [kinds_sentence(together, procedure), _in_distribution(together, options)]
+    return "\n".join(filter(None, lines))
 
 
 def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = None) -> str:

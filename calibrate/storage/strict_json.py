@@ -33,6 +33,7 @@ NAME_WORDS = (
     "lower-case letters, digits, '.', '_' and '-', the first a letter or a digit, at most 64"
 )
 PRINTABLE = rf"^(?![\s\S]*[{_UNPRINTABLE}])"
+PRINTABLE_LINES = rf"^(?![\s\S]*(?!\n)[{_UNPRINTABLE}])"
 
 PrintableText = Annotated[str, Meta(min_length=1, max_length=1000, pattern=PRINTABLE)]
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", max_length=71)]
@@ -146,7 +147,8 @@ def convert(value: Any, kind: Any, remedy: str, root: str = "the file") -> Any:
     subject = f"{place or root} is {describe(value)}"
     if of_key or of_item:
         subject = f"{'a key' if of_key else 'an item'} of {place or root}, {describe(value)}"
-    reason = reason.replace(f" matching regex {PRINTABLE!r}", " of printable characters")
+    for pattern in (PRINTABLE, PRINTABLE_LINES):
+        reason = reason.replace(f" matching regex {pattern!r}", " of printable characters")
     reason = reason.replace(f" matching regex {UNICODE!r}", " without lone surrogates")
     reason = reason.replace(f" matching regex {NAME_PATTERN!r}", f" of {NAME_WORDS}")
     reason = reason.replace("`", "")

@@ -13,7 +13,7 @@ from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL
 from calibrate.storage.strict_json import (
     FLOAT32_MAX,
     NAME_PATTERN,
-    PRINTABLE,
+    PRINTABLE_LINES,
     Count,
     Digest,
     Number,
@@ -36,7 +36,7 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=64)]
 Version = Annotated[int, Meta(ge=1, le=999_999_999)]
 Index = Annotated[int, Meta(ge=0, le=MAX_INDEX)] | None
 Time = Annotated[str, Meta(pattern=_TIME_PATTERN, max_length=25)]
-VerdictText = Annotated[str, Meta(min_length=1, max_length=_MAX_VERDICT, pattern=PRINTABLE)]
+VerdictText = Annotated[str, Meta(min_length=1, max_length=_MAX_VERDICT, pattern=PRINTABLE_LINES)]
 Beta = Annotated[float, Meta(gt=0, le=FLOAT32_MAX)]
 Nats = Annotated[float, Meta(ge=0, le=FLOAT32_MAX)]
 Bound = Annotated[float, Meta(ge=0, le=MAX_ENTROPY)]
