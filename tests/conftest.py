@@ -32,8 +32,8 @@ plot_style.DPI = 40
 
 # Modules that tests import, and the package of an extra that each needs.
 NEEDS = {
+    "calibrate.transformers": "transformers",
     "clrs_text_task": "transformers",
-    "deployed_reactions_head": "transformers",
     "gguf": "gguf",
     "huggingface_hub": "huggingface_hub",
     "llama_cpp": "xllamacpp",
