@@ -120,11 +120,6 @@ def cut_built_in_text(encoder: Encoder, lengths: Sequence[int], most: int) -> Ex
     return ExampleSet.joined([text.cut_windows(encoder, fitting, most) for text in texts])
 
 
-def built_in_domains() -> frozenset[str]:
-    """The names of the built-in text domains."""
-    return frozenset(path.stem for path in BUILT_IN_FOLDER.glob("*.txt"))
-
-
 def _read_text(path: Path) -> TextFile:
     data = read_bytes(path, MAX_TEXT_BYTES, "give a part of it")
     try:
