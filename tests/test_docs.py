@@ -73,14 +73,14 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
     if "torch" in block or "transformers" in block:
         pytest.importorskip("transformers", reason="needs the extra transformers")
     write_my_head(here)
-    save_to_store(replace(calibrate.load("max-retrieval"), name="my-constant"), here / "fits")
+    save_to_store(replace(calibrate.load("max-retrieval"), name="quickstart-constant"), here / "fits")
     monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
     exec(compile(block, "page", "exec"), {})
     sys.modules.pop("my_head", None)
 
 
 def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 180
+    assert len(README.splitlines()) <= 165
     assert len(README.encode()) <= 12_000
 
 
@@ -140,7 +140,7 @@ def test_readme_commands_exist():
 
     from calibrate.cli.main import app
 
-    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits |model )?[\w-]+)(.*)$"
+    line = r"^(?:    )?calibrate ((?:fits |model )?[\w-]+)(.*)$"
     lines = re.findall(line, "\n".join(PAGES), re.MULTILINE)
     assert {command for command, _ in lines} >= {"collect", "fit", "model fit", "fits show"}
     options = {command: set() for command, _ in lines}

@@ -89,14 +89,16 @@ def improvements(
 
 
 def constants(heads: dict[str, Any]) -> list[str]:
-    """NLL of softmax and of the constant, on the test split and on folds; beta of the constant."""
+    """NLL of four rules on the test split, and of the constant on folds; beta of the constant."""
 
     def row(label: str, cell_of: Callable[[dict[str, Any]], str]) -> list[str]:
         return [label, *map(cell_of, heads.values())]
 
+    def nll_row(rule: str) -> list[str]:
+        return row(SHORT[rule], lambda head: f"{head['test']['rules'][rule]['nll']:.3f}")
+
     return table(["NLL, nats", *(LABELS[name] for name in heads)], [
-        row("softmax", lambda head: f"{head['test']['rules'][BASELINE]['nll']:.3f}"),
-        row("constant", lambda head: f"{head['test']['rules'][CONSTANT]['nll']:.3f}"),
+        *map(nll_row, (BASELINE, CONSTANT, POLYNOMIAL, PAPER)),
         row("*constant, folds of the calibration split*",
             lambda head: f"{head['calibration']['kinds'][CONSTANT]:.3f}"),
         row("*its beta*", lambda head: f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}"),
