@@ -73,7 +73,9 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
     if "torch" in block or "transformers" in block:
         pytest.importorskip("transformers", reason="needs the extra transformers")
     write_my_head(here)
-    save_to_store(replace(calibrate.load("max-retrieval"), name="quickstart-constant"), here / "fits")
+    save_to_store(
+        replace(calibrate.load("max-retrieval"), name="quickstart-constant"), here / "fits"
+    )
     monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
     exec(compile(block, "page", "exec"), {})
     sys.modules.pop("my_head", None)
