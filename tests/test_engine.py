@@ -1,7 +1,6 @@
 """The client of a server: forms of answers, servers of another kind, deadlines, the key."""
 
 import time
-import urllib.parse
 
 import pytest
 from fake_server import server
@@ -41,72 +40,35 @@ def tokenizer(tmp_path_factory):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda self: self.say(b"Not Found", 404), "HTTP 404 (Not Found)"),
-        (lambda self: self.say({"error": "key"}, 401), 'HTTP 401 ({"error": "key"})'),
+        (lambda self: self.say(b"Not Found", 404), "HTTP 404"),
         (lambda self: self.say(b"<html>"), "not JSON"),
         (lambda self: self.say(b'{"choices": NaN}'), "not JSON"),
         (lambda self: self.say({"choices": [{"logprobs": None}]}), "no log-probabilities"),
-        (lambda self: self.say(listing("token_id:512", -1)), " 512, and the model has 0 to 511"),
+        (lambda self: self.say(listing("token_id:512", -1)), "tokens of the model"),
         (lambda self: self.say(listing("token_id:5", 0.4)), "no log-probabilities"),
         (lambda self: self.say(listing("token_id:5", -1) | {"usage": {"prompt_tokens": 7}}),
-         "a prompt of 1 tokens is read as 7"),
+         "another number of tokens"),
         (without_end, " 1,048,576 bytes"),
-        (slowly, "no answer within 0.3 s"),
-        (lambda self: time.sleep(0.5), "no answer within 0.3 s"),
+        (slowly, "no answer in time"),
+        (lambda self: time.sleep(0.5), "no answer in time"),
         (lambda self: None, "closed connection"),
     ],
 )  # fmt: skip
 def test_servers_of_another_kind(tokenizer, answer, reason):
-    timeout = 0.3 if "within" in reason else 5.0
+    timeout = 0.3 if "in time" in reason else 5.0
     with server(answer) as url, pytest.raises(CalibrateError) as refused:
-        Engine(f"{url}/v1/", tokenizer, VOCABULARY, timeout=timeout).ask([5])
+        engine = Engine(f"{url}/v1/", tokenizer, VOCABULARY, timeout=timeout)
+        engine.ask(tokenizer("bell")["input_ids"])
     assert str(refused.value).startswith(f"{url}: ")
     assert reason in str(refused.value)
     assert refused.value.parameters == ("prompts",)
 
 
-def test_all_answers_of_a_server_have_one_deadline():
-    """Though each of them comes in time."""
-    asked = []
-
-    def answer(self):
-        asked.append(self.body)
-        time.sleep(0.1)
-        self.say(listing("token_id:5", -1))
-
-    with server(answer) as url:
-        engine = Engine(url, None, VOCABULARY, timeout=60.0, total=0.5)
-        with pytest.raises(CalibrateError, match=r" 0\.5 s "):
-            [engine.ask([5]) for _ in range(20)]
-        n_asked = len(asked)
-        assert 2 <= n_asked < 10
-        with pytest.raises(CalibrateError, match=r" 0\.5 s "):
-            engine.ask([5])
-    assert len(asked) == n_asked
-
-
 def test_nobody_there():
     with server(lambda self: None) as url:
         pass
-    engine = Engine(url, None, VOCABULARY)
-    assert engine.ask([5]) == []
-    with pytest.raises(CalibrateError, match="connection refused"):
-        engine.require_prompts([])
-
-
-def test_a_server_with_a_short_context():
-    """It has answered other prompts, so the address is right."""
-
-    def answer(self):
-        takes = len(self.body["prompt"]) < 3
-        self.say(listing("token_id:5", -1) if takes else {}, 200 if takes else 400)
-
-    with server(answer) as url:
-        engine = Engine(url, None, VOCABULARY)
-        assert engine.ask([5, 6]) == [{5: -1.0}]
-        with pytest.raises(CalibrateError, match="longer context") as refused:
-            engine.ask([5, 6, 7])
-    assert refused.value.parameters == ("prompts",)
+    with pytest.raises(CalibrateError, match="refused"):
+        Engine(url, None, VOCABULARY).ask([5])
 
 
 @pytest.mark.parametrize(
@@ -131,8 +93,7 @@ def test_the_key_stays_with_its_host(monkeypatch):
         with server(answer) as url:
             engine = Engine(url, None, VOCABULARY)
             assert engine.ask([5]) == []
-            with pytest.raises(CalibrateError, match="HTTP 307"):
-                engine.require_prompts([])
+            assert "HTTP 307" in str(engine.failure())
     assert set(asked) == {"Bearer sk-secret"}
     assert elsewhere == []
     monkeypatch.setenv("OPENAI_API_KEY", "sk-\nsecret")
@@ -141,46 +102,18 @@ def test_the_key_stays_with_its_host(monkeypatch):
     assert "secret" not in str(refused.value)
 
 
-def with_slashes_escaped(text):
-    """As PHP writes JSON."""
-    return text.replace("/", "\\/")
-
-
-@pytest.mark.parametrize("n_cut", [0, 9])
-@pytest.mark.parametrize("write", [str, urllib.parse.quote_plus, with_slashes_escaped])
-@pytest.mark.parametrize("key", ["a/b+c=d/e0f1g2h3", "a/b%41c=d/e0f1g2"])
-def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, key, write, n_cut):
-    """The server may cut it, and the client does after 200 letters."""
-    monkeypatch.setenv("OPENAI_API_KEY", key)
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, status):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
 
     def answer(self):
-        self.say(("x" * 190 + write(key[: len(key) - n_cut])).encode(), 400)
+        echo = self.headers["Authorization"]
+        self.say(f'{{"{echo}": 1, "{echo}": 1}}'.encode(), status)
 
     with server(answer) as url:
         engine = Engine(url, None, VOCABULARY)
         assert engine.ask([1, 2]) == []
-        with pytest.raises(CalibrateError, match="HTTP 400") as refused:
-            engine.require_prompts([])
-    shown = str(refused.value).replace("\\/", "/")
-    assert key[:6] not in shown
-    assert key[:6] not in urllib.parse.unquote(shown)
-
-
-@pytest.mark.parametrize("before", [0, 960, 990])
-def test_a_key_is_masked_in_what_an_answer_says_of_its_tokens(monkeypatch, before):
-    """Long messages are cut in the middle, after 1,000 letters."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-proj-0123456789abcdefghijklmnopqrstuvwxyz")
-
-    def answer(self):
-        read_as = "x" * before + self.headers["Authorization"] + "y" * 2000
-        self.say({"usage": {"prompt_tokens": read_as}, "choices": []})
-
-    with server(answer) as url:
-        engine = Engine(url, None, VOCABULARY)
-        assert engine.ask([1, 2]) == []
-        with pytest.raises(CalibrateError, match="is read as") as refused:
-            engine.require_prompts([])
-    assert "sk-pro" not in str(refused.value)
+        assert "secret" not in str(engine.failure())
 
 
 class Alike:

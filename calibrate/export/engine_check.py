@@ -8,26 +8,22 @@ factor of 1.25 for all layers. The share of the way from the alternative to the 
 
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
-1 if the server runs the stated model, 0 if the alternative. Its error comes from the spread among
-prompts. At prompts of one token no scale of attention acts; the noise v of the server is the most
-that e differs there from the nearest prediction, and for a stock model at least 0.004 nats, what
-bfloat16 rounds. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d
-the difference of f and p.
+1 if the server runs the stated model, 0 if the alternative. At prompts of one token no scale of
+attention acts: the noise v of the server is the most that e differs there from the nearest
+prediction, and at least 0.004 nats, what bfloat16 rounds. Let d be the difference of f and p.
 
 - Cannot tell: d is at most v.
 - Something else: e differs from f and from p by more than 5 v and a tenth of d (half, if no prompt
-  has one token and v is not known); or by more than 3 v, and s from 1 and from 0 by more than r.
-- The stated model, or the alternative: s is within r of 1, or of 0. Cannot tell: of both, or of
-  neither.
+  has one token and v is not known); or by more than 3 v, and s from 1 and from 0 by more than 1/4.
+- The stated model, or the alternative: s is within 1/4 of 1, or of 0. Cannot tell: of neither.
 
 Of several alternatives, those that cannot be told from f are left out, unless that is true of all.
 The one nearest to e decides, if it is nearer than f. Otherwise the server runs something else if
 that is so for one of them, and else the stated model. Differences are root mean squares, in nats.
 
-For a stock model, a second round follows if nothing explains the server, with alternatives that
-engines get wrong for any configuration. One of them must leave no more than 3 v. Otherwise the
-server differs in something else than a scale, or still cannot be told. It cannot be told either if
-all named scales are among those that cannot be told from f.
+An alternative scale that explains a stock server leaves no more than 3 v; otherwise the server
+differs in something else than a scale. It cannot be told if all scales that the configuration names
+are among those that cannot be told from f.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +33,11 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.estimate import t_quantile
 from calibrate.export.attention_scales import ignored_keys, named_scales, usual_scales
 from calibrate.export.configuration import require_original_folder
 from calibrate.export.engine_predictions import (
-    Answers,
     LogP,
     Predictions,
-    PromptDesign,
     Question,
     ask_engine,
     root_mean_square,
@@ -64,15 +57,11 @@ CANNOT_TELL = "cannot tell"
 
 _MAX_NOISES = 3  # multiples of the noise that a difference may have
 _MANY_NOISES = 5
-_MAX_ERRORS = 3  # standard errors that count as no difference
-_MIN_STOCK_NOISE = 0.004  # nats
+_MIN_NOISE = 0.004  # nats
 _NEAR_SHARE = 1 / 4
 _OFF_SHARE = 1 / 10
 _OFF_SHARE_WITHOUT_NOISE = 1 / 2
 _ROPE_SCALING = ".rope.scaling.type"  # end of a key of .gguf files
-
-_EXPORT_DESIGN = PromptDesign(("numbers", "towns"), (128, 512, 1024), 4, 2)
-_STOCK_DESIGN = PromptDesign(("numbers",), (80, 128, 192, 320, 512), 8, 4)
 
 
 class EngineCheck(NamedTuple):
@@ -81,14 +70,13 @@ class EngineCheck(NamedTuple):
     engine: str  # its address
     applies: str  # name of the stated model or an alternative, APPLIES_OTHER or CANNOT_TELL
     share: float
-    error: float
-    noise: float  # nats; 0 if it is not known
+    noise: float  # nats
     effect: float  # nats: difference of the stated model and the alternative that decides
     off: dict[str, float]  # nats: difference of the server from each prediction
     off_from: int | None  # tokens of the shortest prompt at which it differs from the stated model
     prompts: list[tuple[int, dict[str, float]]]  # tokens of each prompt, and `off` at it
     untold: tuple[str, ...] = ()  # alternatives that cannot be told from the stated model
-    named: tuple[str, ...] = ()  # scales of a stock model that have names
+    named: tuple[str, ...] = ()  # alternatives by the configuration of a stock model
 
     @property
     def longest(self) -> int:
@@ -119,13 +107,13 @@ def check_exported_engine(
     if model:
         require_original_folder(folder)
     _require_whole_gguf(folder)
-    with ask_engine(folder, question, _EXPORT_DESIGN, folder.dtype()) as predictions:
+    with ask_engine(folder, question, folder.dtype()) as predictions:
         if not {*predictions.heads.heads} <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {exported.path}; give its original")
         betas = _betas_of_plan(plan, predictions)
         stated = betas[APPLIES_FIT] if model is None else 1.0
         log_p = {name: predictions.under_betas(beta / stated) for name, beta in betas.items()}
-        return judge_engine(predictions.answers, log_p, [APPLIES_BASELINE])
+        return _judge_predictions(predictions, log_p, [APPLIES_BASELINE])
 
 
 def _require_whole_gguf(folder: ModelFolder) -> None:
@@ -166,37 +154,26 @@ def check_stock_engine(model: Path, question: Question) -> EngineCheck:
             "model= the folder that it was made of",
             parameter="model",
         )
-    with ask_engine(ModelFolder(model), question, _STOCK_DESIGN, "float32") as predictions:
+    with ask_engine(ModelFolder(model), question, "float32") as predictions:
         return _compare_scales(predictions)
 
 
 def _compare_scales(predictions: Predictions) -> EngineCheck:
-    """Compares a server with named scales, then with usual faults."""
-    config, heads, n = predictions.model.config, predictions.heads, predictions.n
-    answers = predictions.answers
-    stated = predictions.under_scale(np.ones(1))
-    scales = named_scales(config, heads, n)
-    named, log_p = list(scales), {AS_STATED: stated}
-    for name, scale in scales.items():
-        log_p[name] = predictions.under_scale(scale) if np.any(scale != 1) else stated
-    log_p[_APPLIES_PROBE] = predictions.under_scale(np.full(1, _PROBE_FACTOR))
-    check = judge_engine(answers, log_p, [*named, _APPLIES_PROBE], _MIN_STOCK_NOISE)
-    if _is_unexplained(check):
-        faults = _predict_usual_faults(predictions)
-        log_p, named = log_p | faults, [*named, *faults]
-        unsure = CANNOT_TELL if check.applies == CANNOT_TELL else APPLIES_OTHER
-        check = judge_engine(answers, log_p, [*named, _APPLIES_PROBE], _MIN_STOCK_NOISE)
-        if check.applies not in faults or check.off[check.applies] > _MAX_NOISES * check.noise:
-            check = check._replace(applies=unsure)
-    if check.applies == AS_STATED and named and {*named} <= {*check.untold}:
+    """Compares a server with scales that the configuration names, and with usual faults."""
+    config, heads = predictions.model.config, predictions.heads
+    scales = named_scales(config, heads, predictions.n)
+    log_p = {AS_STATED: predictions.under_scale(np.ones(1))}
+    log_p |= {name: predictions.under_scale(scale) for name, scale in scales.items()}
+    faults = _predict_usual_faults(predictions)
+    log_p |= faults | {_APPLIES_PROBE: predictions.under_scale(np.full(1, _PROBE_FACTOR))}
+    check = _judge_predictions(predictions, log_p, [*scales, *faults, _APPLIES_PROBE])
+    unexplained = check.applies in faults and check.off[check.applies] > _MAX_NOISES * check.noise
+    if unexplained or check.applies == _APPLIES_PROBE:
+        check = check._replace(applies=APPLIES_OTHER)
+    by_configuration = set(scales) or {_APPLIES_PROBE}
+    if check.applies == AS_STATED and by_configuration <= set(check.untold):
         check = check._replace(applies=CANNOT_TELL)
-    return check._replace(named=tuple(named))
-
-
-def _is_unexplained(check: EngineCheck) -> bool:
-    """Returns True if neither the stated model nor a named scale explains a server."""
-    is_unsure = check.applies == CANNOT_TELL and check.off[AS_STATED] > _MAX_NOISES * check.noise
-    return check.applies in (APPLIES_OTHER, _APPLIES_PROBE) or is_unsure
+    return check._replace(named=tuple(scales))
 
 
 def _predict_usual_faults(predictions: Predictions) -> dict[str, LogP]:
@@ -209,50 +186,51 @@ def _predict_usual_faults(predictions: Predictions) -> dict[str, LogP]:
     return log_p
 
 
+def _judge_predictions(
+    predictions: Predictions, predicted: Mapping[str, LogP], alternatives: Sequence[str]
+) -> EngineCheck:
+    listings = predictions.listings
+    lengths, measured = [len(x.ids) for x in listings], [x.measured() for x in listings]
+    return judge_engine(predictions.url, lengths, measured, predicted, alternatives)
+
+
 def judge_engine(
-    answers: Answers,
+    url: str,
+    lengths: Sequence[int],
+    measured: LogP,
     predicted: Mapping[str, LogP],
     alternatives: Sequence[str],
-    min_noise: float = 0.0,
 ) -> EngineCheck:
     """Returns the check of a server by its answers.
 
     Args:
-      answers: of the server; some prompts have more than one token.
+      url: of the server.
+      lengths: tokens of each prompt; some have more than one.
+      measured: log p of the server.
       predicted: log p of models by name, the stated one first.
       alternatives: names of models that the server may run; others are only described.
-      min_noise: nats; smallest noise of the server.
     """
-    (_, lengths, measured), stated = answers, next(iter(predicted))
-    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-    longer = [i for i in by_length if lengths[i] > 1]
+    stated, prompts = next(iter(predicted)), sorted(range(len(lengths)), key=lengths.__getitem__)
+    longer = [i for i in prompts if lengths[i] > 1]
     off_of_prompt = [
         {name: root_mean_square(e - log_p[i]) for name, log_p in predicted.items()}
         for i, e in enumerate(measured)
     ]
-    single = [min(off_of_prompt[i].values()) for i in by_length if lengths[i] == 1]
-    noise = max([min_noise, *single])
+    single = [min(off_of_prompt[i].values()) for i in prompts if lengths[i] == 1]
+    noise = max([_MIN_NOISE, *single])
     off_share = _OFF_SHARE if single else _OFF_SHARE_WITHOUT_NOISE
-    off = {
-        name: root_mean_square(np.concatenate([measured[i] - log_p[i] for i in longer]))
-        for name, log_p in predicted.items()
-    }
+    e, joined = _join(measured, longer), {x: _join(predicted[x], longer) for x in predicted}
+    off = {name: root_mean_square(e - log_p) for name, log_p in joined.items()}
     pairs = {
-        name: _compare_pair(
-            [np.stack([measured[i], predicted[stated][i], predicted[name][i]]) for i in longer],
-            (stated, name),
-            noise,
-            off_share,
-        )
+        name: _compare_pair(e, joined[stated], joined[name], (stated, name), noise, off_share)
         for name in sorted(alternatives, key=off.__getitem__)
     }
     pair = pairs[_deciding_alternative(pairs, off, stated)]
     max_off = max(_MAX_NOISES * noise, _OFF_SHARE * pair.effect)
     return EngineCheck(
-        engine=answers.url,
+        engine=url,
         applies=pair.applies,
         share=pair.share,
-        error=pair.error,
         noise=noise,
         effect=pair.effect,
         off=off,
@@ -262,12 +240,15 @@ def judge_engine(
     )
 
 
+def _join(log_p: LogP, prompts: Sequence[int]) -> np.ndarray:
+    return np.concatenate([log_p[i] for i in prompts])
+
+
 class _Pair(NamedTuple):
     """Comparison of a server with the stated model and one alternative."""
 
     applies: str  # one of the two names, APPLIES_OTHER or CANNOT_TELL
     share: float
-    error: float
     effect: float
 
 
@@ -285,35 +266,30 @@ def _deciding_alternative(pairs: Mapping[str, _Pair], off: Mapping[str, float], 
 
 
 def _compare_pair(
-    prompts: Sequence[np.ndarray], names: tuple[str, str], noise: float, off_share: float
+    e: np.ndarray,
+    f: np.ndarray,
+    p: np.ndarray,
+    names: tuple[str, str],
+    noise: float,
+    off_share: float,
 ) -> _Pair:
     """Compares e with f and p.
 
     Args:
-      prompts: (3, tokens) of each prompt: the rows e, f, p.
       names: of the models f and p.
       off_share: difference of e from both that counts, as a share of that of f and p.
     """
-    e, f, p = np.hstack(prompts)
-    effect = root_mean_square(f - p)
-    products = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for e, f, p in prompts])
-    k, (pull, total) = len(prompts), products.sum(0)
-    share = float(pull / total) if total else 0.0
-    spread = k / max(k - 1, 1) * ((products @ (1, -share)) ** 2).sum()
-    error = float(np.sqrt(spread) / total) if total and k > 1 else np.inf
-    max_distance = max(_NEAR_SHARE, _MAX_ERRORS * error * _widen_error(k))
-    near = [name for name, x in zip(names, (1, 0), strict=True) if abs(share - x) <= max_distance]
+    effect, total = root_mean_square(f - p), float((f - p) @ (f - p))
+    share = float((e - p) @ (f - p)) / total if total else 0.0
     nearest = min(root_mean_square(e - f), root_mean_square(e - p))
-    applies = near[0] if len(near) == 1 else CANNOT_TELL
     if effect <= noise:
         applies = CANNOT_TELL
-    elif nearest > max(_MANY_NOISES * noise, off_share * effect) or (
-        nearest > _MAX_NOISES * noise and not near
-    ):
+    elif nearest > max(_MANY_NOISES * noise, off_share * effect):
         applies = APPLIES_OTHER
-    return _Pair(applies, share, error, effect)
-
-
-def _widen_error(n: int) -> float:
-    """Returns the ratio of Student's t to the normal quantile, for the error of a mean of n."""
-    return float(np.nan_to_num(t_quantile(n - 1) / t_quantile(np.inf), nan=1.0))
+    elif abs(share - 1) <= _NEAR_SHARE:
+        applies = names[0]
+    elif abs(share) <= _NEAR_SHARE:
+        applies = names[1]
+    else:
+        applies = APPLIES_OTHER if nearest > _MAX_NOISES * noise else CANNOT_TELL
+    return _Pair(applies, share, effect)

@@ -1,7 +1,8 @@
 """The prompts that a check sends to a server, its answers, and predictions of a model in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ from calibrate.transformers.betas import HeadBetas, answer_logits, head_betas
 from calibrate.transformers.folders import ModelFolder
 
 LogP = list[np.ndarray]  # of the listed tokens of each prompt, in nats
+_TEMPLATE = "numbers"  # of the built-in task
+_LENGTHS = (80, 128, 192, 320, 512)  # of its prompts, tokens
+_N_SINGLE = 8  # prompts of one token
+_N_POSITIONS = 4  # after each prompt
 
 
 class Question(NamedTuple):
@@ -25,15 +30,6 @@ class Question(NamedTuple):
     address: str
     served: str | None = None  # name of the model on the server
     prompts: Path | None = None  # file of prompts; None: the built-in task
-
-
-class PromptDesign(NamedTuple):
-    """Number and lengths of the prompts, and of the positions after each."""
-
-    templates: tuple[str, ...]  # of the built-in task
-    lengths: tuple[int, ...]  # tokens, of the built-in task
-    n_single: int  # prompts of one token
-    n_positions: int
 
 
 class Listing(NamedTuple):
@@ -60,28 +56,19 @@ class Listing(NamedTuple):
         return np.array([row[i] for row, listed in rows for i in listed])
 
 
-class Answers(NamedTuple):
-    """The answers of a server: tokens of each prompt, and log p of the tokens listed after it."""
-
-    url: str
-    lengths: list[int]
-    log_p: LogP
-
-
+@dataclass(frozen=True, eq=False)
 class Predictions:
-    """A model in memory, and its log p of the tokens that a server listed.
+    """A model in memory, and its log p of the tokens that a server listed."""
 
-    Attributes:
-      answers: of the server.
-      n: 1, 2, ... up to the longest prompt with its answer.
-    """
+    model: Any
+    heads: HeadBetas
+    url: str  # of the server
+    listings: list[Listing]
 
-    def __init__(self, model: Any, heads: HeadBetas, url: str, listings: Sequence[Listing]):
-        self.model, self.heads, self.listings = model, heads, listings
-        self.answers = Answers(
-            url, [len(x.ids) for x in listings], [x.measured() for x in listings]
-        )
-        self.n = np.arange(1, max(x.n_queries for x in listings) + 1)
+    @property
+    def n(self) -> np.ndarray:
+        """1, 2, ... up to the longest prompt with its answer."""
+        return np.arange(1, max(x.n_queries for x in self.listings) + 1)
 
     def under_betas(self, betas: np.ndarray) -> LogP:
         """Returns log p with logits times betas (heads, n), after a soft-cap and with sinks."""
@@ -102,12 +89,7 @@ class Predictions:
 
 
 @contextmanager
-def ask_engine(
-    folder: ModelFolder,
-    question: Question,
-    design: PromptDesign,
-    dtype: str,
-) -> Iterator[Predictions]:
+def ask_engine(folder: ModelFolder, question: Question, dtype: str) -> Iterator[Predictions]:
     """Loads a model, asks the server, and yields predictions of the model in memory.
 
     Raises:
@@ -117,51 +99,45 @@ def ask_engine(
         read_prompts(question.prompts)  # a damaged file is refused before the model is loaded
     model = folder.load(dtype)
     with torch.no_grad(), head_betas(model) as heads:
-        url, listings = _ask_prompts(folder, question, design)
+        url, listings = _ask_prompts(folder, question)
         yield Predictions(model, heads, url, listings)
 
 
-def _ask_prompts(
-    folder: ModelFolder, question: Question, design: PromptDesign
-) -> tuple[str, list[Listing]]:
+def _ask_prompts(folder: ModelFolder, question: Question) -> tuple[str, list[Listing]]:
     """Returns the address of the server, and its listings after the prompts that it answered."""
-    contexts = _make_prompts(folder, question, design)
+    contexts = _make_prompts(folder, question)
     longest = max(contexts, key=len)
-    single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // design.n_single)])]
+    single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
     tokenizer = None
     with suppress(CalibrateError):  # prompts may be token ids
         tokenizer = folder.tokenizer()
-    server = Engine(
-        question.address,
-        tokenizer,
-        folder.vocabulary,
-        question.served,
-        n_positions=design.n_positions,
-    )
+    address, served = question.address, question.served
+    server = Engine(address, tokenizer, folder.vocabulary, served, n_positions=_N_POSITIONS)
     listings = [Listing(ids, server.ask(ids)) for ids in map(list, [*single, *contexts])]
     listings = [listing for listing in listings if listing.positions]
-    server.require_prompts(len(listing.ids) for listing in listings)
+    if all(len(listing.ids) == 1 for listing in listings):
+        raise server.failure()
     # After a prompt of one token, the second position attends to two tokens.
     return server.url, [
         Listing(x.ids, x.positions[: 1 if len(x.ids) == 1 else None]) for x in listings
     ]
 
 
-def _make_prompts(
-    folder: ModelFolder, question: Question, design: PromptDesign
-) -> list[tuple[int, ...]]:
+def _make_prompts(folder: ModelFolder, question: Question) -> list[tuple[int, ...]]:
     """Returns the distinct prompts to send, as token ids."""
     if question.prompts:
-        examples = make_examples(ExampleSpec(question.prompts), folder)[0].examples
+        spec = ExampleSpec(question.prompts)
     else:
-        n_added = design.n_positions - 1  # tokens after a prompt, which the context holds too
-        lengths = {min(n, (folder.context or n) - n_added) for n in design.lengths}
-        spec = ExampleSpec(templates=design.templates, lengths=tuple(sorted(lengths)), count=1)
-        try:
-            examples = make_examples(spec, folder)[0].examples
-        except CalibrateError as failure:  # its remedy names options that a check does not have
-            cause = str(failure).rpartition("; ")[0] or str(failure)
-            raise CalibrateError(f"{cause}; give prompts=", parameter="prompts") from failure
+        n_added = _N_POSITIONS - 1  # tokens after a prompt, which the context holds too
+        lengths = {min(n, (folder.context or n) - n_added) for n in _LENGTHS}
+        spec = ExampleSpec(templates=(_TEMPLATE,), lengths=tuple(sorted(lengths)), count=1)
+    try:
+        examples = make_examples(spec, folder)[0].examples
+    except CalibrateError as failure:
+        if question.prompts:
+            raise
+        cause = str(failure).rpartition("; ")[0]  # the remedy names options of `model collect`
+        raise CalibrateError(f"{cause}; give prompts=", parameter="prompts") from failure
     return list(dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples))
 
 

@@ -94,12 +94,11 @@ def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
         finding += f" from {check.off_from:,} tokens on"
         if min(check.off, key=check.off.__getitem__) == LACKS_LOG_N:
             finding += ", most like the fit without its part of log n"
-    noise = f"{check.noise:.2g}" if check.noise else "not known"
     share = round(check.share, 2) + 0.0  # no -0
     text = (
-        f"{check.engine} {finding}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
+        f"{check.engine} {finding}: it goes {share:.2f} of the way from plain "
         f"softmax to {contents.metadata['fit']}, which differ by {check.effect:.2g} nats; its "
-        f"noise is {noise}"
+        f"noise is {check.noise:.2g}"
     )
     failure: CalibrateError | None = None
     if check.applies == CANNOT_TELL:
