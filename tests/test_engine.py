@@ -55,10 +55,9 @@ def tokenizer(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_servers_of_another_kind(tokenizer, answer, reason):
-    timeout = 0.3 if "in time" in reason else 5.0
+    timeout, ids = 0.3 if "in time" in reason else 5.0, tokenizer("bell")["input_ids"]
     with server(answer) as url, pytest.raises(CalibrateError) as refused:
-        engine = Engine(f"{url}/v1/", tokenizer, VOCABULARY, timeout=timeout)
-        engine.ask(tokenizer("bell")["input_ids"])
+        Engine(f"{url}/v1/", tokenizer, VOCABULARY, timeout=timeout).ask(ids)
     assert str(refused.value).startswith(f"{url}: ")
     assert reason in str(refused.value)
     assert refused.value.parameters == ("prompts",)

@@ -80,7 +80,6 @@ def test_lines_that_are_no_prompts_are_refused(line, value):
     [
         ({"prompt_ids": [1], "answer_ids": [512]}, "token 512"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]}, "256 + 1 tokens"),
-        ({"prompt": "Where does Ada", "answer": "Young"}, "tokenizer"),  # half a word each
     ],
 )
 def test_lines_that_do_not_suit_the_model_are_refused(model, line, value):

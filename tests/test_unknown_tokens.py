@@ -15,25 +15,17 @@ from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.transformers.folders import ModelFolder
 
 
-def test_few_unknown_tokens_are_a_warning_and_many_are_refused(model):
-    def warnings_of(**words):
+def test_many_unknown_tokens_are_refused(model):
+    def plan_with(**words):
         lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
-        spec = ExampleSpec(write_lines("p.jsonl", lines))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan(model, spec)
-        return [str(warning.message) for warning in caught]
+        return plan(model, ExampleSpec(write_lines("p.jsonl", lines)))
 
-    assert warnings_of() == []
-    (line,) = warnings_of(prompt="Where does Ada Xyz live?")
-    assert "8.3 %" in line
-    assert "prompts of p.jsonl" in line
-    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0 % .*prompts"),
-                         ({"answer": " Xyz"}, r"50\.0 % .*answers")):  # fmt: skip
-        with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
-            warnings_of(**words)
+    assert plan_with(prompt="Where does Ada Xyz live?").examples.examples
+    for words in ({"prompt": "Xyz " * 6}, {"answer": " Xyz"}):
+        with pytest.raises(QualityError, match=r"50\.0 % .*p\.jsonl"):
+            plan_with(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
-    with pytest.raises(QualityError, match="16.2 % .*text.txt"):
+    with pytest.raises(QualityError, match="16.* % .*text.txt"):
         collected(model, templates=(), text=Path("text.txt"))
 
 

@@ -4,9 +4,6 @@ A prompt and its answer are tokenized as one text, as the model would read it, a
 answer begins. A token that also covers the end of the prompt belongs to the answer.
 """
 
-import unicodedata
-import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +18,6 @@ from calibrate.prompts.examples import Example, ExampleSet
 
 MAX_UNKNOWN = 0.1  # share of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show which tokens a tokenizer adds to every text
-_SHOWN = 20  # characters of a text in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,24 +49,14 @@ class Encoder:
         them; tokens that it puts after every text are not.
 
         Raises:
-          CalibrateError: the ids decode to another text, or do not show where the answer begins.
+          CalibrateError: the tokenizer does not know a word, and has no token for such words.
         """
-        text, boundary = prompt + answer, len(prompt)
-        ids, spans = self._ids_and_spans(text)
-        decoded = self._decode(ids)
-        if without_spaces(decoded) != without_spaces(text):
-            self._require_same(text, decoded, ids)
-            # The tokenizer may have joined a combining mark to the letter before it.
-            while 0 < boundary < len(text) and unicodedata.combining(text[boundary]):
-                boundary -= 1
-        start = next((i for i, (_, end) in enumerate(spans) if end > boundary), len(ids))
-        if start < len(ids) and spans[start][0] < boundary and ids[start] == self._unknown_id:
-            raise CalibrateError(
-                "the tokenizer does not know the word that the prompt ends in and the answer goes "
-                "on with; put the space that belongs between them into the answer, or give other "
-                "text"
-            )
-        self._require_prompt(prompt, ids[:start])
+        _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        encoded = self._encode(prompt + answer, **options)
+        ids, boundary = list(encoded["input_ids"]), len(prompt)
+        ends = (end for _, end in encoded["offset_mapping"])
+        start = next((i for i, end in enumerate(ends) if end > boundary), len(ids))
         return self._with_prefix(ids[:start]), ids[start:]
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -98,49 +84,6 @@ class Encoder:
                 f"the model's context is {self.context:,}; shorten them"
             )
         return Example(np.array([*prompt, *answer], np.int32), len(prompt), cell)
-
-    def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and the first character and the end of each token."""
-        _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
-        encoded = self._encode(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["input_ids"]), list(encoded["offset_mapping"])
-
-    def _require_same(self, text: str, decoded: str, ids: list[int]) -> None:
-        """Raises CalibrateError if ids decode to another text.
-
-        Allowed losses are spaces, case, marks on letters, the spelling of compatible characters,
-        and words that the tokenizer does not know.
-        """
-        expected, actual = _normalize(text), _normalize(decoded)
-        if self._unknown_id in ids:
-            rest = iter(expected)
-            known = _normalize(self._decode([i for i in ids if i != self._unknown_id]))
-            if all(letter in rest for letter in known):
-                return
-        if expected != actual:
-            first = n_shared(expected, actual)
-            part = slice(first, first + _SHOWN)
-            raise CalibrateError(
-                f"the tokenizer makes {actual[part]!r} of {expected[part]!r}: "
-                "another text would be scored; give text that it keeps"
-            )
-
-    def _require_prompt(self, prompt: str, ids: list[int]) -> None:
-        """Raises CalibrateError unless the prompt begins with the text of these ids."""
-        decoded = self._decode(ids).rstrip("\ufffd")  # the first bytes of a character
-        if prompt.startswith(decoded) or self._unknown_id in ids:
-            return
-        if not _normalize(prompt).startswith(_normalize(decoded)):
-            raise CalibrateError(
-                "the tokenizer does not tell where the answer begins; give prompt_ids and "
-                "answer_ids"
-            )
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
 
     # Text
 
@@ -193,49 +136,26 @@ class Encoder:
         model = self.tokenizer.backend_tokenizer.model
         return getattr(model, "unk_token", None if named in ends else named)
 
-    @cached_property
-    def _unknown_id(self) -> int | None:
-        unknown = self.unknown
-        return None if unknown is None else int(self.tokenizer.convert_tokens_to_ids(unknown))
+    def require_known(self, source: str, examples: ExampleSet) -> None:
+        """Raises QualityError if more than MAX_UNKNOWN of the tokens of examples are unknown.
 
-    def check_known(self, source: str, examples: ExampleSet) -> None:
-        """Warns of unknown tokens in examples.
+        Answers are counted for themselves: they have few tokens.
 
         Args:
-          source: names the examples in messages.
-        Raises:
-          QualityError: more than MAX_UNKNOWN of the tokens are unknown.
+          source: names the examples in the message.
         """
         if self.tokenizer is None or (unknown := self.unknown) is None:
             return
-        windows = [x.tokens for x in examples.examples if examples.is_text(x)]
-        answers = [x for x in examples.examples if not examples.is_text(x)]
-        parts = {
-            "prompts of ": [x.tokens[: x.start] for x in answers],
-            "answers of ": [x.tokens[x.start :] for x in answers],
-            "": windows,
-        }
-        for part, tokens in parts.items():
-            share = float(np.mean(np.concatenate(tokens) == self._unknown_id)) if tokens else 0.0
-            message = f"{per_cent(share)} of the tokens of {part}{source} are unknown ({unknown})"
-            if share > MAX_UNKNOWN:
-                raise QualityError(
-                    f"{message}, more than {per_cent(MAX_UNKNOWN, 0)}; give text of a kind that "
-                    "the tokenizer of the model knows, or put the model's own into its folder"
-                )
-            if share:
-                warnings.warn(message, stacklevel=2)
-
-
-def n_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """The length of the common prefix of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def without_spaces(text: str) -> str:
-    """A text without its spaces and line ends."""
-    return "".join(text.split())
+        unknown_id = self.tokenizer.convert_tokens_to_ids(unknown)
+        prompts = [x.tokens[: x.start] == unknown_id for x in examples.examples]
+        answers = [x.tokens[x.start :] == unknown_id for x in examples.examples]
+        share = max(float(np.mean(np.concatenate(x))) for x in (prompts, answers))
+        if share > MAX_UNKNOWN:
+            raise QualityError(
+                f"{per_cent(share)} of the tokens of {source} are unknown ({unknown}), more than "
+                f"{per_cent(MAX_UNKNOWN, 0)}; give text of a kind that the tokenizer of the model "
+                "knows, or put the model's own into its folder"
+            )
 
 
 def _keep_spaces_in_offsets(post_processor: Any) -> None:
@@ -249,9 +169,3 @@ def _keep_spaces_in_offsets(post_processor: Any) -> None:
         with suppress(IndexError):
             for i in count():
                 _keep_spaces_in_offsets(post_processor[i])
-
-
-def _normalize(text: str) -> str:
-    """The characters that every tokenizer keeps, in one spelling."""
-    plain = unicodedata.normalize("NFKD", text).casefold().replace("\u2581", "")
-    return "".join(c for c in plain if unicodedata.category(c)[0] not in "MCZ")

@@ -110,7 +110,7 @@ def _make_sets(spec: ExampleSpec, encoder: Encoder, texts: Sequence[TextFile]) -
     for text in texts:
         sets.append((str(text.path), text.cut_windows(encoder, spec.lengths, spec.count)))
     for source, examples in sets:
-        encoder.check_known(source, examples)
+        encoder.require_known(source, examples)
     return [examples for _, examples in sets]
 
 
@@ -118,7 +118,7 @@ def _try_built_in_text(spec: ExampleSpec, encoder: Encoder) -> ExampleSet | None
     """Windows of the built-in text; None, with a warning, if the tokenizer knows no English."""
     try:
         windows = cut_built_in_text(encoder, spec.lengths, spec.count)
-        encoder.check_known("the built-in text", windows)
+        encoder.require_known("the built-in text", windows)
     except CalibrateError as failure:
         warnings.warn(f"no retention text: {failure}", stacklevel=3)
         return None
