@@ -76,16 +76,16 @@ def cache_of(digest):
 
 
 def test_an_interrupt_keeps_the_finished_units():
-    """A unit is kept before progress advances by its last batch."""
+    """A unit is kept under all fits before progress advances."""
     runner, examples = runner_of(causal_model()), some_examples()
     fits = {"a": constant(1.2), "b": constant(1.4)}
-    for stop, n_kept in enumerate((2, 2, 2, 2, 4, 4), 1):
+    for stop, n_kept in enumerate((2, 2, 4, 4), 1):
         told = stopping_after(stop)
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
             score_fits(runner, examples, range(4), fits, cache_of("sha256:a"), told, unit_tokens=40)
         tokens = [work for work, _ in told.steps]
-        assert tokens == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
+        assert tokens == [40, 40, 53, 53][:stop]
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
@@ -98,7 +98,7 @@ def test_cached_scores_are_not_computed_again():
     told, nothing = Told(), runner_of(never)
     again = score(nothing, examples, range(4), fits, cache, told)
     np.testing.assert_equal(again, first)
-    assert told.steps == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
+    assert told.steps == [(40, True)] * 2 + [(53, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
     np.testing.assert_equal(score(nothing, examples, range(4), renamed, cache)["c"], first["b"])
     others = ((range(4), cache_of("sha256:b")), (range(3), cache))

@@ -14,7 +14,7 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.errors import CalibrateError
 from calibrate.model.parameters import Parameters
 from calibrate.model.runner import divide_batch
-from calibrate.model.scoring import ResultCache, score_baseline, score_fits
+from calibrate.model.scoring import ResultCache, score_fits, score_unit
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
 from calibrate.prompts.examples import ExampleSet
 from calibrate.transformers import apply
@@ -205,7 +205,7 @@ def test_a_fit_has_the_scores_of_its_numbers(scorer, family):
         n_entries = 8 - (len(left) if family.sharing is PER_HEAD else 4)
     loaded = scorer.runner.load()
     with given_rules(loaded.heads, family, torch.from_numpy(parameters.numbers)):
-        expected = score_baseline(scorer.runner, scorer.examples, indices).log_p
+        expected = score_unit(scorer.examples, [None], loaded)[0].log_p
     fit = parameters.rules(HEADS)
     assert len(fit.entries) == n_entries
     np.testing.assert_allclose(log_p(scorer, parameters, indices), expected, atol=1e-5)

@@ -1,15 +1,15 @@
 """Collections of examples: makes the examples of a model and scores them under the baseline."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.model.runner import ModelSource, Runner, open_runner
-from calibrate.model.scoring import batch_tokens, score_baseline
+from calibrate.model.runner import Loaded, ModelSource, Runner, open_runner
+from calibrate.model.scoring import score_unit
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.examples import (
     EXAMPLES_FILE,
@@ -85,16 +85,13 @@ def collect_examples(
     """
     examples = job.examples
     with job.running(jobs) as runner:
-        per_batch = SILENT if jobs.uses_workers else progress
-        in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
                 scores_name(number),
                 max_scores_bytes(len(unit)),
                 partial(_check_shard, examples.n_answer(unit)),
-                partial(_make_shard, in_process, examples.only(unit), per_batch),
-                batch_tokens(examples, unit),
-                advances=not jobs.uses_workers,
+                partial(_make_shard, runner.load, examples.only(unit)),
+                [examples.n_tokens(unit)],
             )
             for number, unit in enumerate(examples.units())
         ]
@@ -107,10 +104,9 @@ def collect_examples(
         return run_units(Path(folder), contents, runner.jobs, progress)
 
 
-def _make_shard(
-    runner: Runner, examples: ExampleSet, progress: Progress
-) -> tuple[bytes, ShardEntry]:
-    data = score_baseline(runner, examples, range(len(examples.examples)), progress).pack()
+def _make_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes, ShardEntry]:
+    (scores,) = score_unit(examples, [None], load())
+    data = scores.pack()
     return data, entry_of(data)
 
 

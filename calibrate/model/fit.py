@@ -75,7 +75,7 @@ def fit_examples(
     Args:
       runner: of the model; the result does not depend on its workers.
       name: of the fit.
-      progress: advances after each batch.
+      progress: advances after each pass.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: some attention of the model is not looked up by name.
@@ -110,7 +110,7 @@ def fit_head_rules(
       objective: the examples, with the baseline's scores and the constraints.
       name: of the fit.
       model: the `source` of the coefficient file, without the options.
-      progress: advances after each batch.
+      progress: advances after each pass.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       QualityError: no significant gain on held-out examples.

@@ -87,7 +87,7 @@ class Calibration:
 
     Args:
       max_steps: the largest number of batches.
-      progress: advances after each batch.
+      progress: advances after each pass.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ are cached.
 import hashlib
 import importlib.metadata
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -30,7 +29,6 @@ from calibrate.model.runner import (
     Loaded,
     Runner,
     convert_out_of_memory,
-    count_tokens,
 )
 from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import (
@@ -84,27 +82,16 @@ def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[Tok
             yield TokenBatch([*places], [*batch])
 
 
-def batch_tokens(examples: ExampleSet, indices: Iterable[int]) -> list[int]:
-    """The number of tokens of each batch of some examples."""
-    return [count_tokens(batch.examples) for batch in length_batches(examples, indices)]
-
-
 def begin_passes(
     progress: Progress, stage: str, examples: ExampleSet, passes: Iterable[Sequence[int]]
 ) -> None:
-    """Begins a stage of progress with a step for each batch.
+    """Begins a stage of progress with a step for each pass, by its tokens.
 
     Args:
       passes: the indices of the examples of each pass.
     """
-    steps = [n for indices in passes for n in batch_tokens(examples, indices)]
+    steps = [examples.n_tokens(indices) for indices in passes]
     progress.begin(stage, len(steps), sum(steps))
-
-
-def skip_cached_pass(progress: Progress, examples: ExampleSet, indices: Iterable[int]) -> None:
-    """Advances progress by the batches of a pass whose result is cached."""
-    for n in batch_tokens(examples, indices):
-        progress.advance(n, resumed=True)
 
 
 # Scores of a batch
@@ -217,21 +204,14 @@ def _processor_name(device: torch.device) -> str:
 # Scores of examples
 
 
-class ScoringUnit(NamedTuple):
-    """Examples that are scored under each of some rules."""
-
-    rules: Sequence[Fit | None]  # None is the baseline
-    indices: Sequence[int]
-
-
-def score_baseline(
-    runner: Runner, examples: ExampleSet, indices: Sequence[int], progress: Progress = SILENT
-) -> Scores:
-    """The baseline's scores of some examples; `progress` advances after each batch."""
-    scores = list[Scores]()
-    unit = ScoringUnit([None], indices)
-    score_units(runner, examples, [unit], lambda *result: scores.append(result[-1]), progress)
-    return scores[0]
+def score_unit(examples: ExampleSet, rules: Sequence[Fit | None], loaded: Loaded) -> list[Scores]:
+    """The scores of a unit of examples under each rule; None is the baseline."""
+    scores = [Scores.empty(len(examples.examples)) for _ in rules]
+    for places, batch in length_batches(examples, range(len(examples.examples))):
+        of_batch = _score_batch_under_rules(batch, examples.is_text(batch[0]), rules, loaded)
+        for of_rule, of_examples in zip(scores, of_batch, strict=True):
+            of_rule.put(places, of_examples)
+    return scores
 
 
 def score_fits(
@@ -250,7 +230,7 @@ def score_fits(
 
     Args:
       fits: by label.
-      progress: as in `score_units`.
+      progress: advances after each unit under each fit, by its tokens.
       unit_tokens: of a unit, about.
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or a result cannot be written.
@@ -265,67 +245,26 @@ def score_fits(
         for label in fits:
             if scores := cache.find(_cache_key(digests[label], unit), parse):
                 known[label, i] = scores
-                skip_cached_pass(progress, examples, unit)
-    absent = [[label for label in fits if (label, i) not in known] for i in range(len(units))]
+                progress.advance(examples.n_tokens(unit), resumed=True)
+    absent = {i: [x for x in fits if (x, i) not in known] for i in range(len(units))}
+    unfinished = [i for i, labels in absent.items() if labels]
 
-    def keep(i: int, rule: int, scores: Scores) -> None:
-        label = absent[i][rule]
-        cache.keep(_cache_key(digests[label], units[i]), scores.pack())
-        known[label, i] = scores
+    def keep(task: int, scores: list[Scores]) -> None:
+        i = unfinished[task]
+        for label, of_fit in zip(absent[i], scores, strict=True):
+            cache.keep(_cache_key(digests[label], units[i]), of_fit.pack())
+            known[label, i] = of_fit
+        for _ in scores:
+            progress.advance(examples.n_tokens(units[i]))
 
-    if any(absent):
+    if unfinished:
         runner.run([partial(_verify_fit, fit) for fit in fits.values()])
-        to_score = [
-            ScoringUnit([fits[label] for label in labels], unit)
-            for labels, unit in zip(absent, units, strict=True)
-        ]
-        score_units(runner, examples, to_score, keep, progress)
-    return {label: Scores.joined([known[label, i] for i in range(len(units))]) for label in fits}
-
-
-def score_units(
-    runner: Runner,
-    examples: ExampleSet,
-    units: Sequence[ScoringUnit],
-    done: Callable[[int, int, Scores], None],
-    progress: Progress = SILENT,
-) -> None:
-    """Scores units of work; a task scores a batch under all rules of its unit.
-
-    Args:
-      done: called with the numbers of a unit and of a rule in it, and the scores.
-      progress: advances after each batch under each rule, by its tokens.
-    """
-    scores = [[Scores.empty(len(unit.indices)) for _ in unit.rules] for unit in units]
-    passes = [
-        (number, batch)
-        for number, unit in enumerate(units)
-        for batch in length_batches(examples, unit.indices)
-        if unit.rules
-    ]
-    n_left = Counter(number for number, _ in passes)
-
-    def store(task: int, by_rule: list[Scores]) -> None:
-        number, batch = passes[task]
-        for rule, batch_scores in enumerate(by_rule):
-            scores[number][rule].put(batch.places, batch_scores)
-        n_left[number] -= 1
-        if not n_left[number]:
-            for rule, rule_scores in enumerate(scores[number]):
-                done(number, rule, rule_scores)
-        for _ in by_rule:
-            progress.advance(count_tokens(batch.examples))
-
     tasks = [
-        partial(
-            _score_batch_under_rules,
-            batch.examples,
-            examples.is_text(batch.examples[0]),
-            units[number].rules,
-        )
-        for number, batch in passes
+        partial(score_unit, examples.only(units[i]), [fits[label] for label in absent[i]])
+        for i in unfinished
     ]
-    runner.run(tasks, store)
+    runner.run(tasks, keep)
+    return {label: Scores.joined([known[label, i] for i in range(len(units))]) for label in fits}
 
 
 def _score_batch_under_rules(

@@ -20,7 +20,6 @@ from calibrate.model.runner import (
     Loaded,
     Runner,
     bounded_memory,
-    count_tokens,
     divide_batch,
 )
 from calibrate.model.scoring import (
@@ -28,7 +27,6 @@ from calibrate.model.scoring import (
     length_batches,
     score_batch,
     score_fits,
-    skip_cached_pass,
 )
 from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import Example, ExampleSet, Scores
@@ -47,7 +45,7 @@ class TransformersScorer:
     heads: list[HeadId]  # of the model
     examples: ExampleSet
     cache: ResultCache
-    progress: Progress = SILENT  # advances after each batch, by its tokens
+    progress: Progress = SILENT  # advances after each pass, by its tokens
 
     def score(self, rules: Sequence[Fit], indices: Sequence[int]) -> list[Scores]:
         """See `ModelScorer`."""
@@ -92,22 +90,18 @@ class TransformersScorer:
         arrays = [x.tobytes() for x in (parameters.numbers, np.array(indices), weights)]
         key = b"\0".join([name.encode(), repr(parameters.family).encode(), *arrays])
         if cached := self.cache.find(key, parse_arrays):
-            skip_cached_pass(self.progress, self.examples, indices)
+            self.progress.advance(self.examples.n_tokens(indices), resumed=True)
             return cached[name]
         array = compute()
         self.cache.keep(key, pack_arrays({name: array}))
+        self.progress.advance(self.examples.n_tokens(indices))
         return array
 
     def _gradients(
         self, parameters: Parameters, batches: Sequence[tuple[list[Example], BatchMeasure]]
     ) -> list[np.ndarray]:
         """The gradient of the measure of each batch, (rows, columns)."""
-
-        def advance(i: int, _: np.ndarray) -> None:
-            self.progress.advance(count_tokens(batches[i][0]))
-
-        tasks = [partial(_batch_gradient, parameters, *x) for x in batches]
-        return self.runner.run(tasks, advance)
+        return self.runner.run([partial(_batch_gradient, parameters, *x) for x in batches])
 
 
 def _batch_gradient(

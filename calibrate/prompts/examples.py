@@ -135,6 +135,10 @@ class ExampleSet:
         chosen = [self.examples[i] for i in indices]
         return np.array([len(example.tokens) - example.start for example in chosen])
 
+    def n_tokens(self, indices: Iterable[int]) -> int:
+        """The number of tokens of some examples."""
+        return sum(len(self.examples[i].tokens) for i in indices)
+
     def only(self, indices: Iterable[int]) -> "ExampleSet":
         """Some of the examples, with all cells."""
         return ExampleSet(self.cells, tuple(self.examples[i] for i in indices))

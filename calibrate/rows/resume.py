@@ -46,7 +46,6 @@ class Shard(NamedTuple):
     check: Callable[[bytes, Path], ShardEntry]
     make: Callable[[], tuple[bytes, ShardEntry]]
     steps: Sequence[float]  # the work of each step, for progress
-    advances: bool = False  # `make` advances the progress itself, step by step
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,8 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) 
 
     def advance(done: tuple[str, ShardEntry, bool]) -> None:
         name, _, resumed = done
-        if resumed or not by_name[name].advances:
-            for work in by_name[name].steps:
-                progress.advance(work, resumed)
+        for work in by_name[name].steps:
+            progress.advance(work, resumed)
 
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
     text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
