@@ -3,7 +3,7 @@
 import numpy as np
 
 from calibrate.core.rule import CONSTANT, KINDS, Sharing
-from calibrate.model.parameters import Basis, Parameters, RuleFamily
+from calibrate.model.parameters import Parameters, RuleFamily
 
 GLOBAL = Sharing.GLOBAL
 PER_LAYER = Sharing.PER_LAYER
@@ -12,7 +12,7 @@ HEADS = [(layer, head) for layer in range(2) for head in range(4)]
 
 
 def family(kind, sharing, center=3.0, largest=4.0):
-    return RuleFamily(Basis(kind, center, largest), sharing)
+    return RuleFamily(kind, sharing, center, largest)
 
 
 FAMILIES = [family(kind, sharing) for kind in KINDS for sharing in (GLOBAL, PER_HEAD)]

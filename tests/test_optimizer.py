@@ -14,7 +14,6 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.model.fit import fit_head_rules
 from calibrate.model.natural_gradient import (
     damp,
-    full_family,
     natural_gradient_step,
     shrink_gradient,
 )
@@ -114,11 +113,6 @@ def test_families_share_derivatives_and_passes_of_text():
     assert len(passes) < len(passes_1) + len(passes_2)
     assert max(passes) == 2
     assert 0 < n_gradients == n_together
-
-
-@pytest.mark.parametrize(("kind", "full"), [(LOG_SIZE, LOG_SIZE), (POLYNOMIAL, ENTROPY_AND_SIZE)])
-def test_derivatives_by_entropy_are_for_rules_of_it_alone(kind, full):
-    assert full_family([CONSTANTS, family(kind, PER_HEAD)]).kind == full
 
 
 # --- the interpolation weight ---------------------------------------------------------------------

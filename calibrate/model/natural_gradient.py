@@ -1,13 +1,12 @@
 """A step of natural gradient from the baseline, in the metric of retention text.
 
 The gradient of the answers at the baseline, shrunk by its noise, is divided by the Fisher
-information of the text, which is the curvature of its KL divergence. Both are estimated once, for
-the terms of all kinds.
+information of the text, which is the curvature of its KL divergence. Both are estimated once
+for all families.
 
 Reference: Amari 1998.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,18 +20,13 @@ DAMPING = 0.3  # share of the median curvature of all heads that is added to tha
 _TINY = 1e-8
 
 
-def full_family(families: Sequence[RuleFamily]) -> RuleFamily:
-    """The smallest family with numbers for each head whose derivatives contain those of others."""
-    return max((family.full for family in families), key=lambda full: len(full.basis.terms))
-
-
 @dataclass(frozen=True, eq=False)
 class NaturalGradient:
     """Steps of natural gradient from the baseline; all families use one set of derivatives."""
 
     calibration: Calibration
     text: list[int]  # indices of windows of text
-    full: RuleFamily  # contains the families
+    full: RuleFamily  # with numbers for each head, and all terms of the families
 
     @cached_property
     def derivatives(self) -> tuple[np.ndarray, np.ndarray]:

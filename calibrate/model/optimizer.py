@@ -16,9 +16,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from calibrate.core.rule import Sharing
+from calibrate.core.rule import CONSTANT, LOG_SIZE, Sharing
 from calibrate.evidence.harm_limits import NonInferiorityResult
-from calibrate.model.natural_gradient import FULL_KL, NaturalGradient, full_family
+from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.objective import Value
 from calibrate.model.parameters import Parameters, RuleFamily, best_of_layers
 from calibrate.model.scored_splits import Calibration, ModelSolution, Validation
@@ -48,7 +48,7 @@ class HeadRuleOptimizer:
     """Solves families, each from the solutions of simpler ones.
 
     Attributes:
-      families: the simplest first.
+      families: the simplest first; the last one has all terms of the others.
       weight: interpolation weight; None: the largest within the margins.
       heads_per_layer: the number of heads of a layer whose rule may differ from the baseline; None:
         all. Rules that heads share are not limited.
@@ -72,7 +72,7 @@ class HeadRuleOptimizer:
 
     def _solve_by_natural_gradient(self) -> list[ModelSolution]:
         """The step of each family, or the baseline if it gains nothing; they share passes."""
-        full = full_family(self.families)
+        full = replace(self.families[-1], sharing=Sharing.PER_HEAD)
         gradient = NaturalGradient(self.calibration, self.validation.text, full)
         steps = [gradient.step(family, self.heads_per_layer) for family in self.families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
@@ -130,7 +130,7 @@ class HeadRuleOptimizer:
 
         Its value is at its interpolation weight.
         """
-        if not family.starts_from_shared:
+        if family.is_global or family.kind not in (CONSTANT, LOG_SIZE):
             return None
         shared = replace(family, sharing=Sharing.GLOBAL)
         known = next(x for x in self.solutions if x.family == shared)

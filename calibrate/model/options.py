@@ -13,7 +13,6 @@ from calibrate.model.parameters import (
     MAX_BETA,
     MIN_BETA,
     TRUST_REGION,
-    Basis,
     RuleFamily,
     typical_sizes,
 )
@@ -114,7 +113,7 @@ def choose_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFam
         pairs += [(kind, sharing) for kind in _nested_kinds(options.kind)]
     sizes = typical_sizes(np.array([len(example.tokens) for example in examples.examples]))
     return [
-        RuleFamily(Basis(kind, *sizes, _beta_bounds(kind, has_text)), shared_by)
+        RuleFamily(kind, shared_by, *sizes, _beta_bounds(kind, has_text))
         for kind, shared_by in dict.fromkeys([(CONSTANT, Sharing.GLOBAL), *pairs])
     ]
 

@@ -147,10 +147,10 @@ def gradient_of_measure(
 @contextmanager
 def given_rules(heads: HeadBetas, family: RuleFamily, numbers: Tensor) -> Iterator[None]:
     """Gives the heads of a model the rules of `numbers`, with gradients, until the block ends."""
-    columns, basis = family.sharing.columns(heads.heads), family.basis
-    coefficients = torch.stack([x[columns] for x in basis.coefficients(list(numbers))])
+    columns = family.sharing.columns(heads.heads)
+    coefficients = torch.stack([x[columns] for x in family.coefficients(list(numbers))])
     is_baseline = not bool(numbers.detach().any())
-    heads.rules = HeadRules(basis.rule, coefficients, basis.domain, is_baseline)
+    heads.rules = HeadRules(family.rule, coefficients, family.domain, is_baseline)
     try:
         yield
     finally:

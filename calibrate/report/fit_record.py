@@ -175,7 +175,7 @@ def through_model(result: "ModelFit", fit: Fit) -> FitRecord:
     """The record of a saved fit through a model."""
     from calibrate.report.scores_record import ScoresRecord
 
-    size = round(math.exp(result.solution.family.basis.center))
+    size = round(math.exp(result.solution.family.center))
     betas = typical_betas(fit, result.heads, size)
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     more = {"heads": heads, "losses": result.losses}

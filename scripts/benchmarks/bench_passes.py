@@ -17,7 +17,7 @@ import torch
 from timing import answer_help, medians
 
 from calibrate.core.rule import CONSTANT, Sharing
-from calibrate.model.parameters import Basis, Parameters, RuleFamily
+from calibrate.model.parameters import Parameters, RuleFamily
 from calibrate.model.runner import ModelSource, open_runner
 from calibrate.model.scoring import NO_CACHE
 from calibrate.model.transformers_scorer import TransformersScorer
@@ -43,7 +43,7 @@ def main() -> None:
     for processes in PROCESSES:
         with open_runner(source, Jobs(processes)) as runner:
             heads = runner.heads()
-            family = RuleFamily(Basis(CONSTANT, 4.0, 5.0), Sharing.PER_HEAD)
+            family = RuleFamily(CONSTANT, Sharing.PER_HEAD, 4.0, 5.0)
             parameters = Parameters(family, family.zeros(heads) + 0.1)
             weights = np.ones(len(firsts))
             scorer = TransformersScorer(runner, heads, examples, NO_CACHE)
