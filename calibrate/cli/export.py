@@ -45,13 +45,6 @@ def export_command(
         bool, Option("--any-model", help="Accept a fit of another model.")
     ] = False,
     check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None,
-    nodes: Annotated[
-        str | None,
-        Option(
-            rich_help_panel="Options of ONNX",
-            help="Names of the softmax nodes to replace, by commas [default: all of attention]",
-        ),
-    ] = None,
     engine: EngineAddress = None,
     served_model_name: ServedModelName = None,
     prompts: EnginePrompts = None,
@@ -89,7 +82,7 @@ def export_command(
     if out.suffix == ".gguf":
         exported = _export_gguf(loaded, model, out, any_model)
     elif out.suffix == ".onnx":
-        exported = _export_onnx(loaded, model, out, nodes)
+        exported = _export_onnx(loaded, model, out)
     else:
         exported = _export_folder(loaded, model, out, form == "lora", any_model)
     show(exported, as_json)
@@ -104,8 +97,6 @@ def _check_options(given: set[str], out: Path | None) -> None:
     if not is_complete:
         raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
     suffix = out.suffix if out is not None else ""
-    if "nodes" in given and suffix != ".onnx":
-        raise BadParameter("--nodes is for the export of an .onnx file; leave it out")
     if "form" in given and suffix in _ORIGINAL_FILE:
         raise BadParameter("--as lora makes a folder; give --out another name")
     engine_options = given & {"engine", "served_model_name", "prompts"}
@@ -148,14 +139,13 @@ def _export_gguf(fit: "Fit", model: Path, out: Path, any_model: bool) -> Result:
         return export_result(write_gguf(export, out, steps))
 
 
-def _export_onnx(fit: "Fit", model: Path, out: Path, nodes: str | None) -> Result:
+def _export_onnx(fit: "Fit", model: Path, out: Path) -> Result:
     """Writes a fit into an .onnx file."""
     from calibrate.export.onnx import export_onnx
     from calibrate.report.export_record import onnx_result
 
     stderr.print(f"reading {model}")
-    names = [name.strip() for name in nodes.split(",")] if nodes else []
-    return onnx_result(export_onnx(fit, model, out, names))
+    return onnx_result(export_onnx(fit, model, out))
 
 
 def _require_file(path: Path, suffix: str) -> None:

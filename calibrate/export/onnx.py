@@ -7,7 +7,7 @@ in float32, for every kind of rule, exactly: an engine that runs ONNX serves the
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from calibrate.store.coefficient_file import MODEL_KEY
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.inverse_temperature import beta_at, features_of, head_numbers
 
-OPSETS = range(13, 24)
+OPSETS = range(18, 24)
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention")
 # Between the products of attention and its softmax.
 _BESIDE = {
@@ -34,7 +34,6 @@ _BESIDE = {
     *("Cast", "Reshape", "Transpose", "Identity", "Dropout"),
 }
 _STEPS = 8  # of these, at most
-CAST_LIKE = 15  # opset from which a node casts to the type of another tensor
 MOST_HEADS = 256  # of a graph that does not state its number of heads
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf holds 2 GiB
 
@@ -46,45 +45,41 @@ class OnnxExport:
     path: Path
     fit: str
     replaced: tuple[str, ...]  # names of the softmax nodes, in the order of layers
-    others: tuple[str, ...]  # names of those that stay
 
 
-def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) -> OnnxExport:
+def export_onnx(fit: Fit, path: Path, out: Path) -> OnnxExport:
     """Writes a copy of a model whose attention applies a fit.
 
     Args:
-      fit: for layers, its layer i is the i-th softmax that is replaced; for heads, logits are
+      fit: for layers, its layer i is the i-th softmax of attention; for heads, logits are
         (..., heads, queries, keys).
-      path: of the model, opset 13 to 23, with MatMul and Softmax nodes.
+      path: of the model, opset 18 to 23, with MatMul and Softmax nodes.
       out: the new file; weights of more than 2 GB lie beside it in OUT.data.
-      nodes: names of the softmax nodes to replace; all of attention without any.
     Raises:
-      CalibrateError: the model has fused attention, another opset, a fit already, no such node, or
+      CalibrateError: the model has fused attention, another opset, a fit already, no attention, or
         is damaged.
     """
     check_free(out)
     model = _read(path)
-    opset = _require_replaceable(model, path)
+    _require_replaceable(model, path)
     types = _inferred_types(model)
-    found = _softmax_nodes(model.graph, types)
-    chosen = _choose(model.graph, found, nodes, path)
+    nodes = _attention_nodes(model.graph, types)
     last_layer = max((x.layer for x in fit.entries if x.layer is not None), default=-1)
-    if last_layer >= len(chosen) and not nodes:
+    if last_layer >= len(nodes) or not nodes:
+        needed = f"a rule for layer {last_layer}" if nodes else "a rule"
         raise CalibrateError(
-            f"{fit.reference} has a rule for layer {last_layer}, and {path} has {len(chosen)} "
-            f"softmax nodes to replace; --nodes names those of attention among {_names(found)}"
+            f"{fit.reference} has {needed}, and {path} has {len(nodes)} softmax nodes between two "
+            "matrix products; give the model that the fit was made for"
         )
-    by_layer = last_layer >= 0
-    for layer, node in enumerate(chosen):
-        of_layer = fit.layer(layer) if by_layer else fit
+    for layer, node in enumerate(nodes):
+        of_layer = fit.layer(layer) if last_layer >= 0 else fit
         if not of_layer.is_identity:
-            _replace(model.graph, node, of_layer, opset, types.get(node.input[0]))
+            _replace(model.graph, node, of_layer, types.get(node.input[0]))
     _load_weights(model, path)
     record = model.metadata_props.add()
     record.key, record.value = MODEL_KEY, dumps(fit)
     _write(model, out)
-    names, replaced = map(_name, found), tuple(map(_name, chosen))
-    return OnnxExport(out, fit.reference, replaced, tuple(x for x in names if x not in replaced))
+    return OnnxExport(out, fit.reference, tuple(map(_name, nodes)))
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -111,8 +106,8 @@ def _one_line(path: Path) -> Iterator[None]:
         raise CalibrateError(f"{path} is no ONNX model that can be read: {reason}") from None
 
 
-def _require_replaceable(model: onnx.ModelProto, path: Path) -> int:
-    """The opset; CalibrateError for a model whose attention cannot be replaced."""
+def _require_replaceable(model: onnx.ModelProto, path: Path) -> None:
+    """Raises CalibrateError for a model whose attention cannot be replaced."""
     opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
     if opset not in OPSETS:
         raise CalibrateError(
@@ -132,7 +127,6 @@ def _require_replaceable(model: onnx.ModelProto, path: Path) -> int:
             f"{path} has a softmax within a branch, a loop or a function of the graph; export the "
             "model without control flow"
         )
-    return opset
 
 
 def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -146,59 +140,13 @@ def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
                 ahead += graph.node
 
 
-def _choose(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], names: Collection[str], path: Path
-) -> list[onnx.NodeProto]:
-    """The softmax nodes to replace, in the order of the graph."""
-    found = {_name(node): node for node in nodes}
-    if absent := [name for name in names if name not in found]:
-        raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; it has {_names(nodes)}")
-    if names:
-        return [node for name, node in found.items() if name in names]
-    attention = _names_of_attention(graph, nodes)
-    chosen = [node for name, node in found.items() if name in attention]
-    if not chosen:
-        raise CalibrateError(
-            f"{path} has no softmax between two matrix products; --nodes names those of attention "
-            f"among {_names(nodes)}"
-        )
-    return chosen
-
-
-def _softmax_nodes(
+def _attention_nodes(
     graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto.Tensor]
 ) -> list[onnx.NodeProto]:
-    """The softmax nodes along the last axis."""
-    nodes = []
-    for node in graph.node:
-        if (
-            node.op_type == "Softmax"
-            and node.domain in ("", "ai.onnx")
-            and node.input
-            and node.output
-        ):
-            axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-            shape = _shape(types.get(node.input[0]) or types.get(node.output[0]))
-            if axis == -1 or axis == len(shape) - 1:
-                nodes.append(node)
-    return nodes
+    """The softmax nodes of attention, in the order of the graph.
 
-
-def _shape(tensor: onnx.TypeProto.Tensor | None) -> list[int]:
-    """The sizes of the axes, 0 where a size is free; [] if they are not known."""
-    return [dim.dim_value for dim in tensor.shape.dim] if tensor is not None else []
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return node.name or node.output[0]
-
-
-def _names(nodes: Iterable[onnx.NodeProto]) -> str:
-    return ", ".join(map(_name, nodes))
-
-
-def _names_of_attention(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """The softmax nodes whose logits are a matrix product, and whose weights go into one."""
+    They run along the last axis; their logits are a matrix product, and their weights go into one.
+    """
     makers = {output: other for other in graph.node for output in other.output}
     users: dict[str, list[onnx.NodeProto]] = {}
     for other in graph.node:
@@ -211,11 +159,32 @@ def _names_of_attention(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto])
     def after(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         return (user for name in node.output for user in users.get(name, ()))
 
-    return {
-        _name(node)
-        for node in nodes
-        if _reaches_product(node, before) and _reaches_product(node, after)
-    }
+    return [
+        node
+        for node in graph.node
+        if _is_softmax(node, types)
+        and _reaches_product(node, before)
+        and _reaches_product(node, after)
+    ]
+
+
+def _is_softmax(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
+    """True for a softmax along the last axis."""
+    is_plain = node.op_type == "Softmax" and node.domain in ("", "ai.onnx")
+    if not (is_plain and node.input and node.output):
+        return False
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    shape = _shape(types.get(node.input[0]) or types.get(node.output[0]))
+    return axis == -1 or axis == len(shape) - 1
+
+
+def _shape(tensor: onnx.TypeProto.Tensor | None) -> list[int]:
+    """The sizes of the axes, 0 where a size is free; [] if they are not known."""
+    return [dim.dim_value for dim in tensor.shape.dim] if tensor is not None else []
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or node.output[0]
 
 
 def _reaches_product(node: onnx.NodeProto, neighbours: Any) -> bool:
@@ -243,17 +212,11 @@ def _replace(
     graph: onnx.GraphProto,
     node: onnx.NodeProto,
     fit: Fit,
-    opset: int,
     logits: onnx.TypeProto.Tensor | None,
 ) -> None:
     """Puts the nodes of adaptive softmax in place of a softmax."""
     dtype = logits.elem_type if logits is not None else TensorProto.UNDEFINED
-    if dtype == TensorProto.UNDEFINED and opset < CAST_LIKE:
-        raise CalibrateError(
-            f"the type of the logits of {_name(node)} is not known; export the model with opset "
-            f"{CAST_LIKE} or more"
-        )
-    nodes = Nodes(f"{_name(node)}/calibrate", opset)
+    nodes = Nodes(f"{_name(node)}/calibrate")
     z = OnnxArray(node.input[0], nodes)
     wide = z if dtype == TensorProto.FLOAT else nodes.as_float32(z)
     weights = _adaptive_softmax(wide, fit, _head_table(wide, fit, logits, _name(node)))

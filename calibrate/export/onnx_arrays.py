@@ -12,7 +12,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 _COMPARISONS = {"Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal", "And", "Or"}
-REDUCE_AXES_AS_INPUT = 18  # opset from which ReduceMax takes its axes as an input
 
 
 class Nodes:
@@ -20,11 +19,10 @@ class Nodes:
 
     Args:
       prefix: of the names of nodes and tensors.
-      opset: version of the operators, 13 or more.
     """
 
-    def __init__(self, prefix: str, opset: int):
-        self.prefix, self.opset = prefix, opset
+    def __init__(self, prefix: str):
+        self.prefix = prefix
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
@@ -47,9 +45,7 @@ class Nodes:
 
     def reduce(self, operator: str, x: "OnnxArray", axis: int = -1) -> "OnnxArray":
         """ReduceSum or ReduceMax along an axis, which is kept."""
-        if operator == "ReduceSum" or self.opset >= REDUCE_AXES_AS_INPUT:
-            return self.add(operator, x, np.array([axis], np.int64), keepdims=1)
-        return self.add(operator, x, axes=[axis], keepdims=1)
+        return self.add(operator, x, np.array([axis], np.int64), keepdims=1)
 
     def as_float32(self, x: Any) -> "OnnxArray":
         """The array, or a bool one as 0 and 1, in float32."""

@@ -61,7 +61,6 @@ def onnx_result(export: "OnnxExport") -> Result:
         ("path", str(export.path)),
         ("fit", export.fit),
         ("replaced", f"{len(export.replaced)} softmax nodes: {names}"),
-        ("unchanged", f"{len(export.others)} softmax nodes {', '.join(export.others)}".strip()),
     ]
     return Result([Facts(facts)], export)
 
