@@ -27,16 +27,11 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
-from calibrate.export.scale_gguf_rows import kind_of_scaled, scale_rows
+from calibrate.export.scale_gguf_rows import scale_rows
 from calibrate.parallel import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.fingerprints import fingerprint_of
-from calibrate.storage.gguf_header import (
-    GgufTensor,
-    packed_header,
-    packed_key,
-    packed_text,
-)
+from calibrate.storage.gguf_header import packed_header, packed_key, packed_text
 from calibrate.store.coefficient_file import require_original
 from calibrate.store.fit import Fit, digest, dumps
 from calibrate.store.loading import loads
@@ -64,15 +59,6 @@ class GgufExport:
     keys: dict[str, bytes]  # as stored, without the digest
     metadata: dict[str, Any]  # record of the export, without the digest
     factors: RowFactors  # of the tensors that change
-
-    def tensors(self) -> dict[str, GgufTensor]:
-        """Returns the tensors in order, with their types in the export."""
-        return {
-            name: tensor._replace(kind=kind_of_scaled(tensor.kind))
-            if name in self.factors
-            else tensor
-            for name, tensor in self.model.file.tensors.items()
-        }
 
     def data(self) -> Iterator[NDArray[Any]]:
         """Yields the data of each tensor, in order, computed anew at each call."""
@@ -179,24 +165,19 @@ def write_gguf(export: GgufExport, out: Path, progress: Progress = SILENT) -> Ex
       CalibrateError: the file exists, the disk fails, or scaled weights are beyond their type.
     """
     check_free(out)
-    file, tensors = export.model.file, export.tensors()
-    header = packed_header(export.keys, tensors, file.alignment)
+    file = export.model.file
+    header = packed_header(export.keys, file.tensors, file.alignment)
     metadata = export.metadata | {"digest": _digest_contents(header, export.data())}
     keys = export.keys | {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
     sizes = [tensor.n_bytes for tensor in file.tensors.values()]
     progress.begin("writing", len(sizes), sum(sizes))
     with new_file(out) as path, open(path, "xb") as stream:
-        stream.write(packed_header(keys, tensors, file.alignment))
+        stream.write(packed_header(keys, file.tensors, file.alignment))
         for data in export.data():
             stream.write(data.data)
             stream.write(bytes(-data.nbytes % file.alignment))
             progress.advance(data.nbytes)
-    notes = tuple(
-        f"{name} was {before.kind.name}, and is {tensors[name].kind.name}."
-        for name, before in file.tensors.items()
-        if before.kind != tensors[name].kind
-    )
-    return ExportContents(out, metadata, export.architecture, export.plan, notes=notes)
+    return ExportContents(out, metadata, export.architecture, export.plan)
 
 
 def _digest_contents(header: bytes, data: Iterable[NDArray[Any]]) -> str:

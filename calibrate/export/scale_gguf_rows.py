@@ -2,7 +2,7 @@
 
 A block of a quantised row stores small integers q with a float16 scale d, and for some types a
 float16 minimum m: its weights are d q, plus or minus m. A factor changes d and m, and q stays, so
-that no weight is quantised a second time. Types without such a scale are rewritten as Q8_0.
+that no weight is quantised a second time. Types without such a scale are refused.
 """
 
 from typing import Any
@@ -38,25 +38,25 @@ _SCALES = {
     Type.TQ2_0: (64,),
 }
 _FLOATS = (Type.F32, Type.F16, Type.BF16)
-_FALLBACK = Type.Q8_0
-
-
-def kind_of_scaled(kind: Type) -> Type:
-    """Returns the type of scaled rows: the same, or Q8_0."""
-    return kind if kind in _FLOATS or kind in _SCALES else _FALLBACK
 
 
 def scale_rows(
     data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
 ) -> NDArray[np.generic]:
-    """Returns the rows of a tensor times a factor each, as numbers or bytes of `kind_of_scaled`.
+    """Returns the rows of a tensor times a factor each, as numbers or bytes of its type.
 
     Args:
       data: (rows, n) numbers or (rows, bytes), or for a norm or bias (rows,), as in GgufFile.
       factors: (rows,), finite.
     Raises:
-      CalibrateError: weights are not finite, or a product is beyond the type.
+      CalibrateError: the type has no scales, weights are not finite, or a product is beyond the
+        type.
     """
+    if kind not in _FLOATS and kind not in _SCALES:
+        raise CalibrateError(
+            f"the queries' weights are {kind.name}, whose scales are not known; give the model in "
+            "another quantisation, such as Q8_0"
+        )
     if data.ndim == 1 and kind not in _FLOATS:
         raise CalibrateError(
             f"a norm or a bias of queries is {kind.name}, expected F32; such a model cannot be "
@@ -67,15 +67,9 @@ def scale_rows(
         return _multiply(data, by_row, kind)
     if kind in _SCALES:
         return _scale_blocks(data, kind, factors)
-    after = kind_of_scaled(kind)
-    exact = _dequantize(data, kind) * by_row
+    exact = np.asarray(gguf.quants.dequantize(data, kind), np.float64) * by_row
     _require_finite(exact)
-    if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
-        raise CalibrateError(
-            f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
-            f"written as {after.name}; give the model in another quantisation, such as Q8_0"
-        )
-    return np.asarray(gguf.quants.quantize(exact.astype(np.float32), after))
+    return np.asarray(gguf.quants.quantize(exact.astype(np.float32), kind))
 
 
 def _scale_blocks(
@@ -110,14 +104,3 @@ def _require_finite(numbers: NDArray[Any]) -> None:
     """Raises CalibrateError for NaN or infinities."""
     if not np.isfinite(numbers).all():
         raise CalibrateError("the queries' weights have NaN or infinities; fetch the file again")
-
-
-def _dequantize(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
-    """Returns the weights of rows of a type."""
-    try:
-        return np.asarray(gguf.quants.dequantize(data, kind), np.float64)
-    except NotImplementedError:
-        raise CalibrateError(
-            f"the queries' weights are {kind.name}, which this version of the package gguf does "
-            "not read; give the model in another quantisation, such as Q8_0"
-        ) from None
