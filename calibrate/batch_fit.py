@@ -41,7 +41,6 @@ def fit_model(
     size: int = _TYPICAL_SIZE,
     kind: str = "constant",
     max_kl: float = MAX_KL,
-    interpolation: float | None = None,
     steps: int = MAX_STEPS,
     seed: int = 0,
     name: str = "model",
@@ -67,8 +66,6 @@ def fit_model(
       size: items that a typical query sees, the n of rules that depend on it.
       kind: of rule: "constant", "log-size", "polynomial" or "entropy-and-size".
       max_kl: the largest KL divergence of `protect` from the baseline, nats per prediction.
-      interpolation: weight s of the fit, beta(s) = 1 + s (beta - 1), above 0 and up to 1; None: the
-        largest within `max_kl`.
       steps: of the optimiser, at most.
       seed: of the order of the batches.
       name: of the fit.
@@ -118,9 +115,7 @@ def fit_model(
     _check_arguments(model, size, bool(protect), log_probs)
     names = _template_names(batches, template)
     examples = _make_examples([*names, *["protected"] * len(protect)], len(batches), size)
-    options = ModelOptions(
-        kind=kind, max_kl=max_kl, interpolation=interpolation, max_steps=steps, seed=seed
-    )
+    options = ModelOptions(kind=kind, max_kl=max_kl, max_steps=steps, seed=seed)
     with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         scorer = BatchScorer(loaded, [*batches, *protect], len(batches), log_p, log_probs)

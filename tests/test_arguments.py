@@ -193,7 +193,6 @@ def _():
         "size": change(40),
         "kind": change("log-size"),
         "max_kl": change(0.02, **retention),
-        "interpolation": change(0.5),
         "steps": change(3),
         "seed": change(5),
         "name": change("other"),

@@ -228,15 +228,13 @@ def test_a_random_model_gets_no_fit(model):
 def test_the_command_saves_once_and_reports_the_gain(here):
     planted("tiny-run", count=16)
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "4",
-               "--max-kl", "0.01", "--interpolation", "0.5", "--heads-per-layer", "1")  # fmt: skip
+               "--max-kl", "0.01", "--heads-per-layer", "1")  # fmt: skip
     out = call(*command).stdout
     fit = calibrate.load("tiny@1")
     assert [(e.layer, e.head) for e in fit.entries] == [(0, 0)]
     (gain,) = fit.evidence["kinds"]
     assert f"{gain['gain']:+.3f} ± {gain['se']:.3f} nats" in out
-    options = fit.source["options"]
-    assert (options["interpolation"], options["heads_per_layer"]) == (0.5, 1)
-    assert "max_kl" not in options  # a given weight is applied whatever it costs
+    assert fit.source["options"]["heads_per_layer"] == 1
     again = call(*command, "--json")
     assert "tiny@1 " in again.stderr
     assert json.loads(again.stdout)["fit"]["evidence"]["kinds"] == [gain]

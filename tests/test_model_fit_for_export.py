@@ -21,7 +21,7 @@ def test_a_fit_for_export_is_saved_and_exported(here):
     planted("tiny-run", count=16)
     command = ("model", "fit", "tiny-run", "--name", "mine", "--for-export")
     assert "--kind" in refusal(*command, "--kind", "log-size")
-    call(*command, "--steps", "4", "--interpolation", "1")
+    call(*command, "--steps", "4")
     fit = calibrate.load("mine")
     assert fit.source["options"]["for_export"] is True
     call("export", "mine", "--model", "tiny", "--out", "exported")

@@ -29,12 +29,12 @@ from calibrate.report.sentences import with_verdict
 USEFUL = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # slopes: two heads of eight
 
 
-def make_optimizer(scorer, families=(), weight=None, steps=1, progress=SILENT, **limits):
+def make_optimizer(scorer, families=(), steps=1, progress=SILENT, **limits):
     """An optimizer whose validation split has all examples."""
     objective = ModelObjective(scorer.examples, scorer.baseline(), **limits)
     calibration = Calibration(scorer, scorer.examples, steps, 0, progress)
     validation = Validation(scorer, objective, list(range(len(scorer.examples.examples))))
-    return HeadRuleOptimizer(calibration, validation, list(families), weight)
+    return HeadRuleOptimizer(calibration, validation, list(families))
 
 
 def fit_scorer(scorer, **options):
@@ -124,21 +124,18 @@ def one_head(power=2):
     return QuadraticScorer(examples, np.ones(1), curvature=0.0, fisher=0.32, power=power)
 
 
-@pytest.mark.parametrize(
-    ("weight", "max_kl", "part"),
-    [(None, 0.01, 32), (None, 0.0025, 16), (None, 1e-9, 0), (None, 0.2, 64), (0.5, 0.01, 32)],
-)
-def test_the_weight_is_the_largest_that_text_allows(weight, max_kl, part):
+@pytest.mark.parametrize(("max_kl", "part"), [(0.01, 32), (0.0025, 16), (1e-9, 0), (0.2, 64)])
+def test_the_weight_is_the_largest_that_text_allows(max_kl, part):
     scorer = one_head()
-    (solution,) = make_optimizer(scorer, [CONSTANTS], weight, max_kl=max_kl).solve()
+    (solution,) = make_optimizer(scorer, [CONSTANTS], max_kl=max_kl).solve()
     assert solution.weight * 64 == pytest.approx(part, abs=0.07 * part)
     assert solution.weight * 64 <= part
     assert solution.value.gain == pytest.approx(solution.weight / 2)
     assert len(scorer.scored) <= 10
-    if (weight, max_kl) == (None, 0.01):  # the weight that the curvature predicts is tried first
+    if max_kl == 0.01:  # the weight that the curvature predicts is tried first
         assert len(scorer.scored) == 2  # text, then answers at that weight
     lost = solution.value.losses[0].mean
-    assert lost == pytest.approx(0.16 * (solution.weight / 2) ** 2 if weight is None else 0.0)
+    assert lost == pytest.approx(0.16 * (solution.weight / 2) ** 2)
     fit = solution.rules(HEADS)
     assert (fit is None) == (part == 0)
     assert part == 0 or fit.coefficients == pytest.approx((1 + solution.weight / 2,))
@@ -219,7 +216,6 @@ def test_the_families_lead_from_one_constant_to_what_is_asked_for(options, texts
     [
         ({"kind": "linear"}, "linear"),
         ({"max_kl": -1.0}, "max_kl"),
-        ({"interpolation": 0.0}, "interpolation"),
         ({"sharing": PER_LAYER, "heads_per_layer": 2}, "heads_per_layer"),
         ({"engines": PER_LAYER, "heads_per_layer": 2}, "heads_per_layer"),
         ({"engines": PER_HEAD, "kind": LOG_SIZE}, "kind"),
@@ -237,7 +233,6 @@ def test_options_out_of_range_or_against_each_other_are_refused(options, value):
         ({"max_kl": 0.05}, {"max_kl": 0.05}),  # no tolerance without trained lengths
         ({"trained_up_to": 8}, {"max_kl": 0.01, "tolerance": 0.01}),
         ({"trained_up_to": 8, "max_kl": 0.05}, {"max_kl": 0.05, "tolerance": 0.01}),
-        ({"trained_up_to": 8, "interpolation": 0.5}, {}),  # applied whatever it costs
     ],
 )
 def test_a_file_records_the_limits_that_had_an_effect(options, recorded):

@@ -66,16 +66,6 @@ def model_fit_command(
         float,
         Option(min=0, help="Largest KL divergence of retention text, nats per token."),
     ] = MAX_KL,
-    interpolation: Annotated[
-        float | None,
-        Option(
-            min=0.01,
-            max=1,
-            rich_help_panel=RULE_PANEL,
-            help="Weight s of the fit, beta(s) = 1 + s (beta - 1) [default: the largest within the "
-            "bounds]",
-        ),
-    ] = None,
     steps: Annotated[
         int, Option(min=1, rich_help_panel=EXECUTION_PANEL, help="Most steps of the optimiser.")
     ] = MAX_STEPS,
@@ -124,7 +114,6 @@ def model_fit_command(
         trained_up_to=trained_up_to,
         max_kl=max_kl,
         tolerance=NLL_TOLERANCE_PER_TOKEN if tolerance is None else tolerance,
-        interpolation=interpolation,
         max_steps=steps,
         seed=seed,
         engines=exportable(job.folder) if for_export else None,

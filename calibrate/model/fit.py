@@ -122,16 +122,13 @@ def fit_head_rules(
         calibration,
         validation,
         choose_families(options, examples),
-        options.interpolation,
         options.heads_per_layer,
     )
-    # No constraint limits a weight that is given.
-    binding = [] if options.interpolation else objective.constraints
     constant, *others = optimizer.solve()
     solution = others[-1] if others else constant
     rules = solution.rules(scorer.heads)
     if rules is None:  # beta is 1 for every head
-        raise no_gain(solution, limited_weight(solution, binding))
+        raise no_gain(solution, limited_weight(solution, objective.constraints))
     source = {**model, "options": options.record(solution.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
     return _evaluate_on_test_split(validation, solution, constant, fit, options, progress)
@@ -159,8 +156,7 @@ def _evaluate_on_test_split(
     evidence = objective.evidence(test, dict(zip(fits, scores, strict=True)))
     evidence = replace(evidence, fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
-    binding = [] if options.interpolation else checks[OWN]
-    require_improvement(evidence, binding, limited_weight(solution, [x.limit for x in binding]))
+    require_improvement(evidence, checks[OWN], limited_weight(solution, objective.constraints))
     gain = None if solution is constant else _gain_over_constant(evidence)
     record = _evidence_record(evidence, options.kind, gain)
     losses = {rule: [x.loss for x in results] for rule, results in checks.items()}

@@ -49,7 +49,6 @@ class HeadRuleOptimizer:
 
     Attributes:
       families: the simplest first; the last one has all terms of the others.
-      weight: interpolation weight; None: the largest within the margins.
       heads_per_layer: the number of heads of a layer whose rule may differ from the baseline; None:
         all. Rules that heads share are not limited.
       solutions: the solutions so far.
@@ -58,7 +57,6 @@ class HeadRuleOptimizer:
     calibration: Calibration
     validation: Validation
     families: list[RuleFamily]
-    weight: float | None = None
     heads_per_layer: int | None = None
     solutions: list[ModelSolution] = field(default_factory=list)
 
@@ -99,7 +97,7 @@ class HeadRuleOptimizer:
             if self.heads_per_layer:
                 best, gained = self._refit_best_heads(best, gained, self.heads_per_layer)
             best = self.prune_heads(best, gained)
-        is_free = self.weight is None and not self.validation.constrained
+        is_free = not self.validation.constrained
         return best if is_free else self._interpolate([best.parameters], 1.0)[0]
 
     def _refit_best_heads(
@@ -161,11 +159,8 @@ class HeadRuleOptimizer:
     def _interpolate(
         self, parameters: Sequence[Parameters], predicted: float
     ) -> list[ModelSolution]:
-        """Rules at the given interpolation weight, or each at the largest within the margins."""
-        validation = self.validation
-        if self.weight is not None:
-            return [validation.solution(x, self.weight) for x in parameters]
-        solutions = []
+        """Rules, each at the largest interpolation weight within the margins."""
+        validation, solutions = self.validation, []
         for search in search_interpolation(parameters, predicted, validation.constrained_values):
             solution = validation.solution(search.parameters, search.weight)
             results = search.results or solution.value.results

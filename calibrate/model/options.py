@@ -31,7 +31,6 @@ class ModelOptions:
     trained_up_to: int | None = None  # length in tokens up to which answers may lose little
     max_kl: float = MAX_KL  # of retention text, nats per token
     tolerance: float = NLL_TOLERANCE_PER_TOKEN  # loss of NLL up to `trained_up_to`, nats per token
-    interpolation: float | None = None  # weight of the rules; None: the largest within the limits
     max_steps: int = MAX_STEPS  # of the optimiser, for each family
     seed: int = 0  # of the order of the examples
     engines: Sharing | None = None  # of the constants that engines run; None: any rule
@@ -43,7 +42,6 @@ class ModelOptions:
             raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}")
         _require_within("max_kl", self.max_kl, 0, math.inf)
         _require_within("tolerance", self.tolerance, 0, math.inf)
-        _require_within("interpolation", self.interpolation, 0.01, 1)
         _require_within("steps", self.max_steps, 1, 1_000_000)
         _require_within("seed", self.seed, 0, math.inf)
         _require_within("heads_per_layer", self.heads_per_layer, 1, math.inf)
@@ -69,19 +67,17 @@ class ModelOptions:
     def record(self, weight: float) -> dict[str, Any]:
         """The options as a coefficient file records them, without those that have no effect.
 
-        A given interpolation weight is applied whatever it costs, so that neither limit has an
-        effect; nor has the tolerance without trained lengths.
+        The tolerance has none without trained lengths.
 
         Args:
           weight: the interpolation weight of the fit.
         """
-        limited = self.interpolation is None
         recorded = {
             "through": "model",
             "kind": self.kind,
             "trained_up_to": self.trained_up_to,
-            "max_kl": self.max_kl if limited else None,
-            "tolerance": self.tolerance if limited and self.trained_up_to else None,
+            "max_kl": self.max_kl,
+            "tolerance": self.tolerance if self.trained_up_to else None,
             "steps": self.max_steps,
             "interpolation": weight,
             "for_export": True if self.engines else None,
