@@ -287,8 +287,7 @@ def test_the_card_of_an_exported_folder(here):
     exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], namespace)
     assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
     (source / "README.md").write_text(SOURCE_CARD)
-    shown = call("export", "mine", "--model", "m", "--out", "again").stdout
-    assert "README.md is a new card, which names the model; the model's own was not" in shown
+    call("export", "mine", "--model", "m", "--out", "again")
     again = ModelCard.load("again/README.md")
     assert (again.data.license, again.data.language) == ("apache-2.0", "en")
     assert "Theirs" not in again.text

@@ -233,10 +233,7 @@ def write_folder(export: Export, out: Path, card: str = "") -> ExportContents:
         _write_configuration(folder, configuration)
         if card:
             _write_file(folder / CARD, card.encode(errors="backslashreplace"))
-    notes: tuple[str, ...] = ()
-    if card and (source / CARD).exists():
-        notes = (f"{CARD} is a new card, which names the model; the model's own was not copied.",)
-    return ExportContents(out, record, str(configuration["model_type"]), export.plan, notes=notes)
+    return ExportContents(out, record, str(configuration["model_type"]), export.plan)
 
 
 def _write_weights(export: Export, folder: Path) -> dict[str, str]:

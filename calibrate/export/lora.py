@@ -33,7 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, command, install, printable
+from calibrate.errors import CalibrateError, install, printable
 from calibrate.export.architectures import SOFT_CAP, Norm, require_listed
 from calibrate.export.configuration import soft_cap
 from calibrate.export.folder import (
@@ -62,7 +62,6 @@ from calibrate.store.loading import read
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 
-_MAX_VLLM_RANK = 512
 _WEIGHTS = "and a LoRA only adds to the weights of projections; export the weights instead"
 # PEFT's names of files, keys of its configuration, and tensors.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -300,19 +299,7 @@ def check_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) -
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / _ADAPTER_WEIGHTS)}"
     model_type = queries.architecture.model_type
-    notes = (_rank_note(lora_rank(factors), queries.width),)
-    return ExportContents(path, metadata, model_type, plan, tuple(problems), notes)
-
-
-def _rank_note(rank: int, width: int) -> str:
-    """Returns a line on the rank of a LoRA, of heads with `width` rows each."""
-    if rank <= _MAX_VLLM_RANK:
-        return f"A LoRA of rank {rank:,}."
-    fewer = command("model fit RUN", heads_per_layer=str(max(_MAX_VLLM_RANK // width, 1)))
-    return (
-        f"A LoRA of rank {rank:,}, of which vLLM takes {_MAX_VLLM_RANK} at most: fit fewer heads "
-        f"({fewer}), or export the weights."
-    )
+    return ExportContents(path, metadata, model_type, plan, tuple(problems))
 
 
 def _differing_files(path: Path, files: Mapping[str, bytes]) -> list[str]:

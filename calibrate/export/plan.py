@@ -58,7 +58,6 @@ class ExportContents:
     model_type: str  # by which engines choose the model's class or graph
     plan: ExportPlan | None  # None if the fit cannot be read
     problems: tuple[str, ...] = ()  # differences from what was written, a line each
-    notes: tuple[str, ...] = ()  # other information for the user, a line each
 
 
 def require_made_for(fit: Fit, fingerprint: str, path: Path, remedy: str) -> None:

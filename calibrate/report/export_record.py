@@ -33,7 +33,6 @@ def export_result(contents: "ExportContents") -> Result:
         "ratio": plan and plan.ratio,
         "factors": factors,
         "faults": faults,
-        "notes": contents.notes,
     }
     facts = [("path", str(contents.path))]
     facts += [(label, str(contents.metadata.get(key))) for label, key in FACTS]
@@ -44,7 +43,7 @@ def export_result(contents: "ExportContents") -> Result:
         facts.append(("engines apply", factors_text))
         rows = [_factor_cells(layer, np.array(f)) for layer, f in factors.items()]
         tables = [Table(FACTOR_COLUMNS, rows, title="Factors of heads")]
-    texts = [*contents.notes, *(f"FAILED  {fault}" for fault in faults)]
+    texts = [f"FAILED  {fault}" for fault in faults]
     failure = None
     if faults:
         message = f"{contents.path} is not what was exported: {'; '.join(faults)}; export again"
