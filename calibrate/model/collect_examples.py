@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from calibrate.model.runner import Loaded, ModelSource, Runner, open_runner
 from calibrate.model.scoring import score_unit
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
@@ -89,7 +87,7 @@ def collect_examples(
             Shard(
                 scores_name(number),
                 max_scores_bytes(len(unit)),
-                partial(_check_shard, examples.n_answer(unit)),
+                partial(_check_shard, len(unit)),
                 partial(_make_shard, runner.load, examples.only(unit)),
                 [examples.n_tokens(unit)],
             )
@@ -110,8 +108,8 @@ def _make_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes
     return data, entry_of(data)
 
 
-def _check_shard(n_answer: np.ndarray, data: bytes, path: Path) -> ShardEntry:
-    parse_scores(n_answer, data, path)
+def _check_shard(n: int, data: bytes, path: Path) -> ShardEntry:
+    parse_scores(n, data, path)
     return entry_of(data)
 
 

@@ -241,7 +241,7 @@ def score_fits(
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
     known = dict[tuple[str, int], Scores]()
     for i, unit in enumerate(units):
-        parse = partial(parse_scores, examples.n_answer(unit))
+        parse = partial(parse_scores, len(unit))
         for label in fits:
             if scores := cache.find(_cache_key(digests[label], unit), parse):
                 known[label, i] = scores
