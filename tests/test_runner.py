@@ -11,7 +11,7 @@ from tiny_causal import causal_model, planted_examples, planted_model, prompt_li
 
 import calibrate
 from calibrate.errors import CalibrateError
-from calibrate.model.runner import ModelSource, load_in_worker, open_runner
+from calibrate.model.runner import ModelSource, Runner, load_model
 from calibrate.parallel import Jobs
 from calibrate.transformers.folders import ModelFolder
 
@@ -72,26 +72,23 @@ def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
 def test_a_worker_refuses_another_model(tmp_path):
     save(tmp_path / "tiny", causal_model())
     other = source_of(tmp_path / "tiny", "sha256:" + 64 * "0")
-    with (
-        open_runner(other, Jobs(2)) as runner,
-        pytest.raises(CalibrateError, match="tiny .*worker"),
-    ):
-        runner.heads()
+    with pytest.raises(CalibrateError, match="tiny .*worker"):
+        Runner.of(other, Jobs(2)).heads()
 
 
-def test_models_that_a_worker_holds_keep_their_betas(tmp_path):
+def test_models_that_are_held_keep_their_betas(tmp_path):
     """Also if another model is loaded, and garbage is collected."""
     tokens, held = torch.arange(3, 12)[None], []
     for seed, folder in enumerate((tmp_path / "one", tmp_path / "two")):
         save(folder, causal_model(initializer_range=0.3 + 0.1 * seed))
-        held.append(load_in_worker(source_of(folder)))
+        held.append(load_model(source_of(folder), False))
     gc.collect()
     for loaded in held:
         model, heads = loaded.model, loaded.heads
         plain = model(tokens).logits
         heads.betas = torch.full((1, 8), 3.0)
         assert (model(tokens).logits - plain).abs().max() > 1e-3
-    load_in_worker.cache_clear()
+    load_model.cache_clear()
 
 
 def test_a_small_model_computes_with_one_thread(tmp_path):
@@ -99,8 +96,7 @@ def test_a_small_model_computes_with_one_thread(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with open_runner(source_of(tmp_path / "tiny")) as runner:
-            assert runner.run([lambda _: torch.get_num_threads()]) == [1]
-        assert torch.get_num_threads() == 2
+        runner = Runner.of(source_of(tmp_path / "tiny"))
+        assert runner.run([lambda _: torch.get_num_threads()]) == [1]
     finally:
         torch.set_num_threads(before)

@@ -123,7 +123,7 @@ def model_fit_command(
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     progress = Steps()
     progress.begin("loading the model", 1)
-    with progress, job.running(Jobs(jobs, dask)) as runner:
-        result = fit_examples(runner, collection, name, options, progress)
+    with progress:
+        result = fit_examples(job.runner(Jobs(jobs, dask)), collection, name, options, progress)
     fitted = with_verdict(result.coefficients, result.evidence)
     show(through_model(result, save_new_version(fitted, store)), as_json)

@@ -53,9 +53,9 @@ def score_rules_on_answers(
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, cache = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(indices) * len(rules)
-    with Steps() as steps, job.running(jobs) as runner:
+    with Steps() as steps:
         begin_passes(steps, "scoring", job.examples, units)
-        scores |= score_fits(runner, job.examples, indices, rules, cache, steps)
+        scores |= score_fits(job.runner(jobs), job.examples, indices, rules, cache, steps)
     source = Scored(job.folder.name, fingerprint, ANSWERS)
     is_split = len(indices) < len(job.examples.examples)
     evidence = replace(compare_rules(job.examples, indices, scores, source, is_split), fits=rules)

@@ -1,12 +1,11 @@
 """Collections of examples: makes the examples of a model and scores them under the baseline."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.model.runner import Loaded, ModelSource, Runner, open_runner
+from calibrate.model.runner import Loaded, ModelSource, Runner
 from calibrate.model.scoring import score_unit
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.examples import (
@@ -33,16 +32,11 @@ class Job(NamedTuple):
     configuration: dict[str, Any]  # of the collection
     device: str = "cpu"
 
-    def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
-        """Opens a runner for the model until the block ends."""
-        configuration = self.configuration
-        source = ModelSource(
-            self.folder.path.resolve(),
-            configuration["fingerprint"],
-            configuration["dtype"],
-            self.device,
-        )
-        return open_runner(source, jobs)
+    def runner(self, jobs: Jobs = ONE_PROCESS) -> Runner:
+        """A runner for the model."""
+        fingerprint, dtype = (self.configuration[key] for key in ("fingerprint", "dtype"))
+        source = ModelSource(self.folder.path.resolve(), fingerprint, dtype, self.device)
+        return Runner.of(source, jobs)
 
 
 def plan(
@@ -81,25 +75,24 @@ def collect_examples(
         finite.
       CoefficientsError: some attention of the model is not looked up by name.
     """
-    examples = job.examples
-    with job.running(jobs) as runner:
-        shards = [
-            Shard(
-                scores_name(number),
-                max_scores_bytes(len(unit)),
-                partial(_check_shard, len(unit)),
-                partial(_make_shard, runner.load, examples.only(unit)),
-                [examples.n_tokens(unit)],
-            )
-            for number, unit in enumerate(examples.units())
-        ]
-        files = {
-            EXAMPLES_FILE: examples.pack(),
-            MODEL_FILE: f"{job.folder.path.resolve()}\n".encode(),
-        }
-        difference = partial(_find_difference, job.configuration)
-        contents = Plan("scoring", ExampleCollection, job.configuration, shards, difference, files)
-        return run_units(Path(folder), contents, runner.jobs, progress)
+    examples, runner = job.examples, job.runner(jobs)
+    shards = [
+        Shard(
+            scores_name(number),
+            max_scores_bytes(len(unit)),
+            partial(_check_shard, len(unit)),
+            partial(_make_shard, runner.load, examples.only(unit)),
+            [examples.n_tokens(unit)],
+        )
+        for number, unit in enumerate(examples.units())
+    ]
+    files = {
+        EXAMPLES_FILE: examples.pack(),
+        MODEL_FILE: f"{job.folder.path.resolve()}\n".encode(),
+    }
+    difference = partial(_find_difference, job.configuration)
+    contents = Plan("scoring", ExampleCollection, job.configuration, shards, difference, files)
+    return run_units(Path(folder), contents, runner.jobs, progress)
 
 
 def _make_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes, ShardEntry]:

@@ -11,10 +11,11 @@ example would keep more, or a batch on a GPU, each layer keeps its input alone a
 again.
 """
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -41,7 +42,7 @@ class Loaded(NamedTuple):
 
     model: PreTrainedModel
     heads: HeadBetas
-    held: AbstractContextManager[HeadBetas] | None = None  # keeps `heads` in force in a worker
+    held: AbstractContextManager[HeadBetas] | None = None  # keeps `heads` in force
     kept_bytes: int = MAX_KEPT_BYTES  # for the backward pass, on a CPU
 
 
@@ -59,11 +60,17 @@ Task = Callable[[Loaded], TaskResult]
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """Calls tasks with a model."""
+    """Calls tasks with a model, in this process or in workers."""
 
     load: Callable[[], Loaded]  # called for each task; loads the model once in a process
     device: str = "cpu"  # of the model, in each process
     jobs: Jobs = ONE_PROCESS
+
+    @staticmethod
+    def of(source: ModelSource, jobs: Jobs = ONE_PROCESS) -> "Runner":
+        """A runner for the model of a folder."""
+        jobs = replace(jobs, threads=1) if jobs.uses_workers else jobs
+        return Runner(partial(load_model, source, jobs.uses_workers), source.device, jobs)
 
     def run(
         self,
@@ -99,56 +106,29 @@ def _list_heads(loaded: Loaded) -> list[tuple[int, int]]:
     return loaded.heads.heads
 
 
-@contextmanager
-def open_runner(source: ModelSource, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
-    """Opens a runner for a model, in this process or in workers, until the block ends."""
-    if jobs.uses_workers:
-        yield Runner(partial(load_in_worker, source), source.device, replace(jobs, threads=1))
-        return
-    with ExitStack() as stack:
-
-        @cache
-        def load() -> Loaded:
-            folder = ModelFolder(source.path)
-            model = folder.load(source.dtype, source.device)
-            stack.enter_context(_suitable_threads(model))
-            return Loaded(model, stack.enter_context(head_betas(model)))
-
-        yield Runner(load, source.device)
-
-
-@contextmanager
-def _suitable_threads(model: PreTrainedModel) -> Iterator[None]:
-    """Uses one thread for a small model, whose threads would mostly wait for each other.
-
-    On a busy processor, several threads took five times the processor time and three times the wall
-    time of one.
-    """
-    before = torch.get_num_threads()
-    if model.num_parameters() < _SMALL_MODEL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @lru_cache(maxsize=1)
-def load_in_worker(source: ModelSource) -> Loaded:
-    """Loads a model in a worker, once.
+def load_model(source: ModelSource, in_worker: bool) -> Loaded:
+    """Loads a model, once in a process.
+
+    A small model computes with one thread, since several would mostly wait for each other: on a
+    busy processor they took five times the processor time and three times the wall time of one.
 
     Raises:
       CalibrateError: the folder holds another model on the worker's machine.
     """
-    torch.set_num_threads(1)
     folder = ModelFolder(source.path)
-    if folder.fingerprint() != source.fingerprint:
+    if in_worker and folder.fingerprint() != source.fingerprint:
         raise CalibrateError(
             f"{source.path} holds another model where a worker runs; copy the model there"
         )
     model = folder.load(source.dtype, source.device)
+    if in_worker or model.num_parameters() < _SMALL_MODEL:
+        torch.set_num_threads(1)
     held = head_betas(model)
     return Loaded(model, held.__enter__(), held)
+
+
+atexit.register(load_model.cache_clear)  # `held` cannot end once modules are torn down
 
 
 # Memory

@@ -18,7 +18,7 @@ from timing import answer_help, medians
 
 from calibrate.core.rule import CONSTANT, Sharing
 from calibrate.model.parameters import Parameters, RuleFamily
-from calibrate.model.runner import ModelSource, open_runner
+from calibrate.model.runner import ModelSource, Runner
 from calibrate.model.scoring import NO_CACHE
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
@@ -41,16 +41,16 @@ def main() -> None:
     source = ModelSource(folder.path.resolve(), folder.fingerprint(), folder.dtype(), "cpu")
     print(f"| {folder.name}, {os.cpu_count()} cores | step, s | check, s |\n| --- | ---: | ---: |")
     for processes in PROCESSES:
-        with open_runner(source, Jobs(processes)) as runner:
-            heads = runner.heads()
-            family = RuleFamily(CONSTANT, Sharing.PER_HEAD, 4.0, 5.0)
-            parameters = Parameters(family, family.zeros(heads) + 0.1)
-            weights = np.ones(len(firsts))
-            scorer = TransformersScorer(runner, heads, examples, NO_CACHE)
-            took = medians({
-                "step": partial(scorer.gradient, parameters, firsts, weights),
-                "check": partial(scorer.score, [parameters.rules(heads)], range(32)),
-            }, rounds)  # fmt: skip
+        runner = Runner.of(source, Jobs(processes))
+        heads = runner.heads()
+        family = RuleFamily(CONSTANT, Sharing.PER_HEAD, 4.0, 5.0)
+        parameters = Parameters(family, family.zeros(heads) + 0.1)
+        weights = np.ones(len(firsts))
+        scorer = TransformersScorer(runner, heads, examples, NO_CACHE)
+        took = medians({
+            "step": partial(scorer.gradient, parameters, firsts, weights),
+            "check": partial(scorer.score, [parameters.rules(heads)], range(32)),
+        }, rounds)  # fmt: skip
         print(f"| {processes} | {took['step']:.1f} | {took['check']:.1f} |", flush=True)
 
 
