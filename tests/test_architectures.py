@@ -58,8 +58,6 @@ def module_text(module):
     notes = list(LAYOUTS[module.layout])
     if module.is_transposed:
         notes.append("in columns")
-    if module.interleaved_without:
-        notes.append(f"by head without `{module.interleaved_without}`")
     return f"`{module.module}`" + (f" ({', '.join(notes)})" if notes else "")
 
 

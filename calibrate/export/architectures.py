@@ -31,7 +31,6 @@ class Projection:
     module: str  # name within the attention module of a layer
     layout: Layout = Layout.SEPARATE
     is_transposed: bool = False  # the weight has the shape (inputs, outputs)
-    interleaved_without: str | None = None  # key of config.json; the layout is INTERLEAVED if false
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ _LOW_RANK = (Projection("q_b_proj"), Projection("q_proj"))  # q_proj if q_lora_r
 _QKV_PROJ = (Projection("qkv_proj", Layout.QUERIES_FIRST),)
 _QUERY_KEY_VALUE = (Projection("query_key_value", Layout.INTERLEAVED),)
 _GPT2 = (Projection("c_attn", Layout.QUERIES_FIRST, is_transposed=True),)
-_BIGCODE = (Projection("c_attn", Layout.QUERIES_FIRST, interleaved_without="multi_query"),)
+_BIGCODE = (Projection("c_attn", Layout.QUERIES_FIRST),)  # with multi_query
 _Q_NORM = Norm("q_norm")
 _Q_NORM_FROM_ONE = Norm("q_norm", base=1.0)
 _Q_LAYERNORM = Norm("q_layernorm")

@@ -90,7 +90,6 @@ class Queries:
         self.architecture = architecture_of(config)
         self.n_heads = config.num_attention_heads
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
-        self._config = config
         self.names = names_by_role(shapes, self.architecture)
         self.shapes = {role: tuple(shapes[name]) for role, name in self.names.items()}
         self.layers = sorted({role.layer for role in self.names})
@@ -167,12 +166,9 @@ class Queries:
         self, projection: Projection, n_outputs: int, factors: np.ndarray
     ) -> np.ndarray:
         """Returns (outputs,): the factor of each output of a projection, 1 for keys and values."""
-        layout, key = projection.layout, projection.interleaved_without
-        if key and not getattr(self._config, key):
-            layout = Layout.INTERLEAVED
-        if layout is Layout.SEPARATE:
+        if projection.layout is Layout.SEPARATE:
             return factors.repeat(n_outputs // self.n_heads)
-        if layout is Layout.INTERLEAVED:
+        if projection.layout is Layout.INTERLEAVED:
             by_head = np.ones((self.n_heads, 3, self.width))
             by_head[:, 0] = factors[:, None]
             return by_head.reshape(-1)
