@@ -124,13 +124,6 @@ NAMED = {
     IGNORED.format("attention_multiplier"): (
         "granite", {"attention_multiplier": 0.1}, {"attention_multiplier": 8**-0.5},
     ),
-    IGNORED.format("scale_attn_by_inverse_layer_idx"): (
-        "gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_positions": 256},
-        {"scale_attn_by_inverse_layer_idx": False},
-    ),
-    IGNORED.format("scale_attn_weights"): (
-        "gpt2", {"scale_attn_weights": False, "n_positions": 256}, {"scale_attn_weights": True},
-    ),
     "llama_4_scaling_beta unread": (
         "ministral3", {"rope_parameters": BY_POSITION},
         {"rope_parameters": BY_POSITION | {"llama_4_scaling_beta": 0.0}},

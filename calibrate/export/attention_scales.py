@@ -28,9 +28,7 @@ _SCALING_KEYS = (
     "query_pre_attn_scalar",
     "attention_multiplier",
     "mscale_all_dim",
-    "scale_attn_by_inverse_layer_idx",
 )
-_UNSCALED_KEY = "scale_attn_weights"  # of GPT-2; if false, logits are not scaled
 _WINDOW_KEY = "sliding_window"
 _NO_WINDOW = 1 << 30
 
@@ -90,8 +88,6 @@ def _constant_scales(
     """Returns the scale 1 / sqrt(head_dim) instead of a constant that the configuration sets."""
     (rotary, *_) = _rotary_parameters(config).values()
     key = next((x for x in _SCALING_KEYS if getattr(config, x, None) or rotary.get(x)), None)
-    if getattr(config, _UNSCALED_KEY, True) is False:
-        key = _UNSCALED_KEY
     factors = {
         layer: width**-0.5 / scaling for layer, (width, scaling) in _layer_scaling(heads).items()
     }
