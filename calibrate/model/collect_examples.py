@@ -14,13 +14,13 @@ from calibrate.prompts.examples import (
     ExampleCollection,
     ExampleSet,
     make_configuration,
-    max_scores_bytes,
     parse_scores,
     scores_name,
 )
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.rows.manifest import ShardEntry, entry_of
 from calibrate.rows.resume import Plan, Shard, run_units
+from calibrate.storage.npz import MAX_NPZ_BYTES
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -79,7 +79,7 @@ def collect_examples(
     shards = [
         Shard(
             scores_name(number),
-            max_scores_bytes(len(unit)),
+            MAX_NPZ_BYTES,
             partial(_check_shard, len(unit)),
             partial(_make_shard, runner.load, examples.only(unit)),
             [examples.n_tokens(unit)],

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.rows.manifest import (
@@ -41,10 +41,6 @@ EXAMPLES_FILE = "examples.npz"
 MODEL_FILE = ".model"  # hidden: a path of this machine
 PASSES_FOLDER = ".passes"  # hidden: results of passes through the model
 UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
-MAX_CELLS = 10_000
-# Bytes of a shard of baseline scores, at most.
-_BYTES_PER_SHARD = 1_024
-_BYTES_PER_EXAMPLE = 12
 
 
 class _ListedCell(Struct, forbid_unknown_fields=True):
@@ -62,7 +58,7 @@ class _ExampleConfiguration(Struct, forbid_unknown_fields=True):
     fingerprint: Digest
     dtype: Literal["float32", "bfloat16"]
     sources: dict[PrintableText, Scalar]
-    cells: Annotated[list[_ListedCell], Meta(max_length=MAX_CELLS)]
+    cells: list[_ListedCell]
     examples: _ListedExamples
 
 
@@ -284,11 +280,6 @@ def make_configuration(
 def scores_name(unit: int) -> str:
     """The name of the shard of a unit of examples."""
     return f"scores-{unit:05d}.npz"
-
-
-def max_scores_bytes(n_examples: int) -> int:
-    """The size of the largest shard of baseline scores of n examples."""
-    return _BYTES_PER_SHARD + _BYTES_PER_EXAMPLE * n_examples
 
 
 def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleSet:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
-from calibrate.prompts.examples import MAX_CELLS, ExampleSet
+from calibrate.prompts.examples import ExampleSet
 from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.prompts.retention_text import (
     BUILT_IN_FOLDER,
@@ -91,12 +91,7 @@ def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet,
         sources["text"] = sha256_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, spec.lengths)), "examples": spec.count}
-    examples = ExampleSet.joined(sets)
-    if (n_cells := len(examples.cells)) > MAX_CELLS:
-        raise CalibrateError(
-            f"the examples have {n_cells:,} templates and lengths; give at most {MAX_CELLS:,}"
-        )
-    return examples, sources
+    return ExampleSet.joined(sets), sources
 
 
 def _make_sets(spec: ExampleSpec, encoder: Encoder, texts: Sequence[TextFile]) -> list[ExampleSet]:
