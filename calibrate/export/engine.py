@@ -83,7 +83,7 @@ class Engine:
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
         if not (self._key.isascii() and self._key.isprintable()):  # http.client would show it
             raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
-        self._request = {"temperature": 0, "max_tokens": n_positions}
+        self._request: dict[str, Any] = {"temperature": 0, "max_tokens": n_positions}
         self._request |= {"model": served} if served else {}
         self._n_positions, self._vocabulary, self._timeout = n_positions, vocabulary, timeout
         self._forms = _FORMS
