@@ -202,7 +202,7 @@ def test_retention_text_limits_the_weight(here):
     assert free.solution.weight == 1
     assert free.losses["own"][0].mean > 0.05
     limited = through(collection, max_steps=20, max_kl=0.05)
-    assert limited.solution.value.limiting.loss <= 0.05
+    assert limited.solution.value.limiting[0] <= 0.05
     assert limited.solution.weight < 1
     assert limited.coefficients.source["options"]["interpolation"] == limited.solution.weight
     assert limited.losses["own"][0].mean <= 0.05

@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import OWN, Evidence
-from calibrate.evidence.harm_limits import NonInferiority, NonInferiorityResult, check_limits
+from calibrate.evidence.harm_limits import NonInferiorityResult, check_limits
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.verdict import judge
 from calibrate.model.scored_splits import ModelSolution
@@ -51,33 +51,25 @@ def too_few_answers(examples: ExampleSet) -> str:
     return ""
 
 
-def no_gain(solution: ModelSolution, remedy: str) -> QualityError:
-    """The error for a fit whose rules gain nothing on the validation split.
-
-    Args:
-      remedy: see `limited_weight`.
-    """
+def no_gain(solution: ModelSolution) -> QualityError:
+    """The error for a fit whose rules gain nothing on the validation split."""
     return QualityError(
         f"not for this model: {solution.family.label} gains nothing on the validation split "
         f"({_describe_gain(solution.value.over())}); "
-        f"give prompts that the model answers in part{remedy}",
+        f"give prompts that the model answers in part{_limits_remedy(solution.weight)}",
         parameter=_LIMIT_PARAMETERS,
     )
 
 
-def limited_weight(solution: ModelSolution, constraints: Sequence[NonInferiority]) -> str:
-    """A further remedy if binding constraints keep the interpolation weight below 1; else ""."""
-    if not constraints or solution.weight == 1:
+def _limits_remedy(weight: float) -> str:
+    """A further remedy if limits keep the interpolation weight below 1; else ""."""
+    if weight == 1:
         return ""
-    limits = dict.fromkeys("max_kl=" if x.metric == KL else "tolerance=" for x in constraints)
-    return (
-        f", or allow more with {' or '.join(limits)}: the interpolation weight is "
-        f"{solution.weight:.2g}"
-    )
+    return f", or allow more with max_kl= or tolerance=: the interpolation weight is {weight:.2g}"
 
 
 def require_improvement(
-    evidence: Evidence, results: Sequence[NonInferiorityResult], remedy: str = ""
+    evidence: Evidence, results: Sequence[NonInferiorityResult], weight: float = 1.0
 ) -> None:
     """Raises QualityError unless the fit, OWN, gains on held-out answers within its margins.
 
@@ -87,14 +79,15 @@ def require_improvement(
 
     Args:
       results: of each constraint.
-      remedy: see `limited_weight`.
+      weight: interpolation weight of the fit.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < MIN_GAIN:
         raise QualityError(
             f"not for this model: log p changes by {_describe_gain(gain)} on {answers.n:,} "
-            f"held-out {evidence.of.items.name}; collect more examples{remedy}",
+            f"held-out {evidence.of.items.name}; collect more examples"
+            f"{_limits_remedy(weight)}",
             parameter=_LIMIT_PARAMETERS,
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]

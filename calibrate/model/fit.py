@@ -23,7 +23,6 @@ from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
-    limited_weight,
     no_gain,
     require_enough_examples,
     require_improvement,
@@ -128,7 +127,7 @@ def fit_head_rules(
     solution = others[-1] if others else constant
     rules = solution.rules(scorer.heads)
     if rules is None:  # beta is 1 for every head
-        raise no_gain(solution, limited_weight(solution, objective.constraints))
+        raise no_gain(solution)
     source = {**model, "options": options.record(solution.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
     return _evaluate_on_test_split(validation, solution, constant, fit, options, progress)
@@ -156,7 +155,7 @@ def _evaluate_on_test_split(
     evidence = objective.evidence(test, dict(zip(fits, scores, strict=True)))
     evidence = replace(evidence, fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
-    require_improvement(evidence, checks[OWN], limited_weight(solution, objective.constraints))
+    require_improvement(evidence, checks[OWN], solution.weight)
     gain = None if solution is constant else _gain_over_constant(evidence)
     record = _evidence_record(evidence, options.kind, gain)
     losses = {rule: [x.loss for x in results] for rule, results in checks.items()}

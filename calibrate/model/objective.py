@@ -8,7 +8,6 @@ a trained length lose.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -122,13 +121,6 @@ def _make_strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[
 # The objective
 
 
-class MarginUse(NamedTuple):
-    """A cautious loss and its margin, nats per token."""
-
-    loss: float
-    margin: float
-
-
 @dataclass(frozen=True, eq=False)
 class Value:
     """The value of a rule, which is named OWN, on some examples."""
@@ -143,17 +135,17 @@ class Value:
         return [result.loss for result in self.results]
 
     @cached_property
-    def limiting(self) -> MarginUse:
-        """The cautious loss that is the largest share of its margin."""
-        if not self.results:
-            return MarginUse(0.0, np.inf)
-        worst = max(self.results, key=lambda result: result.limit.share(result.cautious_loss))
-        return MarginUse(worst.cautious_loss, worst.limit.margin)
+    def limiting(self) -> tuple[float, float]:
+        """The cautious loss that is the largest share of its margin, and the margin."""
+        losses = [(result.cautious_loss, result.limit) for result in self.results]
+        loss, limit = max(losses, key=lambda x: x[1].share(x[0]), default=(0.0, None))
+        return loss, limit.margin if limit else np.inf
 
     @property
     def is_allowed(self) -> bool:
         """True if no cautious loss exceeds its margin."""
-        return self.limiting.loss <= self.limiting.margin
+        loss, margin = self.limiting
+        return loss <= margin
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """The mean gain over another rule on the same examples; over the baseline by default."""
