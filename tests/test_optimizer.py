@@ -96,22 +96,16 @@ def test_curvature_is_damped_by_the_median_and_gradients_are_shrunk_by_their_noi
     np.testing.assert_array_equal(shrink_gradient(signal[None]), signal)
 
 
-def test_families_share_derivatives_and_passes_of_text():
-    families, text = [CONSTANTS, family(CONSTANT, PER_HEAD)], list(range(8, 16))
+def test_families_share_derivatives():
+    families = [CONSTANTS, family(CONSTANT, PER_HEAD)]
 
     def solve(families):
         scorer = QuadraticScorer(even_examples([10], [30]), USEFUL + 1, fisher=0.3)
-        solutions = make_optimizer(scorer, families).solve()
-        passes = [n_rules for indices, n_rules in scorer.scored if indices == text]
-        return solutions, passes, len(scorer.differentiated)
+        return make_optimizer(scorer, families).solve(), len(scorer.differentiated)
 
-    (first, passes_1, n_gradients), (second, passes_2, _) = (solve([x]) for x in families)
-    together, passes, n_together = solve(families)
+    (first, n_gradients), (second, _) = (solve([x]) for x in families)
+    together, n_together = solve(families)
     assert [x.weight for x in (*first, *second)] == [x.weight for x in together]
-    assert [x.value.limiting for x in (*first, *second)] == [x.value.limiting for x in together]
-    assert {*passes_1, *passes_2} == {1}
-    assert len(passes) < len(passes_1) + len(passes_2)
-    assert max(passes) == 2
     assert 0 < n_gradients == n_together
 
 

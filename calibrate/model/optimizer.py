@@ -9,7 +9,7 @@
 References: Kingma and Ba 2015 (Adam), Yuan and Lin 2006 (group lasso).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -69,15 +69,16 @@ class HeadRuleOptimizer:
         return self.solutions
 
     def _solve_by_natural_gradient(self) -> list[ModelSolution]:
-        """The step of each family, or the baseline if it gains nothing; they share passes."""
+        """The step of each family, or the baseline if it gains nothing."""
         full = replace(self.families[-1], sharing=Sharing.PER_HEAD)
         gradient = NaturalGradient(self.calibration, self.validation.text, full)
-        steps = [gradient.step(family, self.heads_per_layer) for family in self.families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
-        return [
-            x if x.value.gain >= 0 or not x.weight else self.validation.baseline(x.family)
-            for x in self._interpolate(steps, predicted)
-        ]
+        for family in self.families:
+            step = gradient.step(family, self.heads_per_layer)
+            solution = self._interpolate(step, predicted)
+            loses = solution.value.gain < 0 and solution.weight > 0
+            self.solutions.append(self.validation.baseline(family) if loses else solution)
+        return self.solutions
 
     def _solve_by_adam(self, family: RuleFamily) -> ModelSolution:
         """The best rules from a simpler family, or from the rule of the kind for all heads."""
@@ -98,7 +99,7 @@ class HeadRuleOptimizer:
                 best, gained = self._refit_best_heads(best, gained, self.heads_per_layer)
             best = self.prune_heads(best, gained)
         is_free = not self.validation.constrained
-        return best if is_free else self._interpolate([best.parameters], 1.0)[0]
+        return best if is_free else self._interpolate(best.parameters, 1.0)
 
     def _refit_best_heads(
         self, best: ModelSolution, gained: np.ndarray, n_per_layer: int
@@ -156,16 +157,13 @@ class HeadRuleOptimizer:
                 return fewer
         return best
 
-    def _interpolate(
-        self, parameters: Sequence[Parameters], predicted: float
-    ) -> list[ModelSolution]:
-        """Rules, each at the largest interpolation weight within the margins."""
-        validation, solutions = self.validation, []
-        for search in search_interpolation(parameters, predicted, validation.constrained_values):
-            solution = validation.solution(search.parameters, search.weight)
-            results = search.results or solution.value.results
-            solutions.append(solution._replace(value=replace(solution.value, results=results)))
-        return solutions
+    def _interpolate(self, parameters: Parameters, predicted: float) -> ModelSolution:
+        """Rules at the largest interpolation weight within the margins."""
+        validation = self.validation
+        weight, results = largest_weight(parameters, predicted, validation.constrained_value)
+        solution = validation.solution(parameters, weight)
+        results = solution.value.results if results is None else results
+        return solution._replace(value=replace(solution.value, results=results))
 
 
 # Adam
@@ -247,60 +245,31 @@ def _shrink_heads(numbers: torch.Tensor, adam: torch.optim.Adam) -> None:
 # The interpolation weight
 
 
-@dataclass
-class InterpolationSearch:
-    """The state of the search for the weight of a rule; weights are in parts of 1 / N_PARTS."""
-
-    parameters: Parameters
-    part: int  # to be tried next
-    low: int = 0  # the largest within the margins
-    high: int = N_PARTS + 1  # the smallest beyond them
-    results: list[NonInferiorityResult] | None = None  # at `low`
-    n_trials: int = 0
-    is_over: bool = False
-
-    @property
-    def weight(self) -> float:
-        """The largest interpolation weight within the margins."""
-        return self.low / N_PARTS
-
-    @property
-    def trial(self) -> Parameters:
-        """The rule at the weight to be tried next."""
-        return self.parameters.interpolated(self.part / N_PARTS)
-
-    def update(self, value: Value) -> None:
-        """Takes the value at the weight that was tried, and chooses the next weight."""
-        loss, margin = value.limiting
-        if value.is_allowed:
-            self.low, self.results = self.part, value.results
-        else:
-            self.high = self.part
-        self.n_trials += 1
-        is_near = _NEAR * margin <= loss <= margin
-        self.is_over = self.high - self.low == 1 or is_near or self.n_trials == MAX_TRIALS
-        # The KL of text grows with the square of the weight; other losses may grow linearly.
-        power = 1.0 if self.n_trials > 1 and not self.low else 0.5
-        guess = self.part * (margin / max(loss, _MIN_LOSS)) ** power
-        self.part = int(np.clip(guess, self.low + 1, max(self.high - 1, self.low + 1)))
-
-
-def search_interpolation(
-    parameters: Sequence[Parameters],
-    predicted: float,
-    evaluate: Callable[[Sequence[Parameters]], list[Value]],
-) -> list[InterpolationSearch]:
-    """Searches for the largest weight of each rule at which no constraint is violated.
+def largest_weight(
+    parameters: Parameters, predicted: float, evaluate: Callable[[Parameters], Value]
+) -> tuple[float, list[NonInferiorityResult] | None]:
+    """The largest interpolation weight at which no constraint is violated.
 
     Args:
       parameters: the rules at interpolation weight 1.
       predicted: the weight to be tried first.
-      evaluate: returns values on the constrained examples; called with all rules of a trial.
+      evaluate: returns the value on the constrained examples.
+    Returns:
+      The weight, 0 if none was within the margins, and the results of the constraints at it.
     """
+    low, high, results = 0, N_PARTS + 1, None  # within the margins, and beyond them
     part = int(np.clip(N_PARTS * predicted, 1, N_PARTS))
-    searches = [InterpolationSearch(x, part) for x in parameters]
-    while active := [search for search in searches if not search.is_over]:
-        values = evaluate([search.trial for search in active])
-        for search, value in zip(active, values, strict=True):
-            search.update(value)
-    return searches
+    for n_trials in range(1, MAX_TRIALS + 1):
+        value = evaluate(parameters.interpolated(part / N_PARTS))
+        loss, margin = value.limiting
+        if value.is_allowed:
+            low, results = part, value.results
+        else:
+            high = part
+        if high - low == 1 or _NEAR * margin <= loss <= margin:
+            break
+        # The KL of text grows with the square of the weight; other losses may grow linearly.
+        power = 1.0 if n_trials > 1 and not low else 0.5
+        guess = part * (margin / max(loss, _MIN_LOSS)) ** power
+        part = int(np.clip(guess, low + 1, max(high - 1, low + 1)))
+    return low / N_PARTS, results

@@ -156,30 +156,25 @@ class Validation:
 
     def solution(self, parameters: Parameters, weight: float = 1.0) -> ModelSolution:
         """Rules at an interpolation weight, with their value on the answers."""
-        (value,) = self.values([parameters.interpolated(weight)], self.answers)
+        value = self._value(parameters.interpolated(weight), self.answers)
         return ModelSolution(parameters, value, weight)
 
     def at_full_weight(self, solution: ModelSolution) -> ModelSolution:
         """The same rules at interpolation weight 1."""
         return solution if solution.weight == 1 else self.solution(solution.parameters)
 
-    def constrained_values(self, parameters: Sequence[Parameters]) -> list[Value]:
-        """The value of each rule on the examples that a constraint applies to."""
-        return self.values(parameters, self.constrained)
+    def constrained_value(self, parameters: Parameters) -> Value:
+        """The value of rules on the examples that a constraint applies to."""
+        return self._value(parameters, self.constrained)
 
-    def values(self, parameters: Sequence[Parameters], indices: list[int]) -> list[Value]:
-        """The value of each rule on some examples, which are passed through the model."""
-        rules = [x.rules(self.scorer.heads) for x in parameters]
-        changing = {i: rule for i, rule in enumerate(rules) if rule is not None}
-        changed = dict[int, Scores]()
-        if changing:
+    def _value(self, parameters: Parameters, indices: list[int]) -> Value:
+        """The value of rules on some examples, which are passed through the model."""
+        rules, scores = parameters.rules(self.scorer.heads), self.objective.baseline.at(indices)
+        if rules is not None:
             examples = self.objective.examples
-            passes = examples.units(indices) * len(changing)
-            begin_passes(self.progress, "validation split", examples, passes)
-            scores = self.scorer.score(list(changing.values()), indices)
-            changed = dict(zip(changing, scores, strict=True))
-        baseline = self.objective.baseline.at(indices)
-        return [self.objective.value(indices, changed.get(i, baseline)) for i in range(len(rules))]
+            begin_passes(self.progress, "validation split", examples, examples.units(indices))
+            (scores,) = self.scorer.score([rules], indices)
+        return self.objective.value(indices, scores)
 
 
 def validation_indices(objective: ModelObjective, most: int = MAX_VALIDATION) -> list[int]:
