@@ -186,8 +186,8 @@ ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABL
 GGUF_GRAPHS = tuple(dict.fromkeys(x.gguf for x in _TABLE if x.gguf))  # that can be exported
 
 
-def require_listed(config: Any) -> None:
-    """Raises CalibrateError if the model type of a configuration is not in the table."""
+def architecture_of(config: Any) -> Architecture:
+    """Returns the architecture of a configuration; CalibrateError if the table has none."""
     if config.model_type not in ARCHITECTURES:
         types = ", ".join(sorted(ARCHITECTURES))
         raise CalibrateError(
@@ -195,8 +195,4 @@ def require_listed(config: Any) -> None:
             "architectures; calibrate.transformers runs other types, too, and verifies each model, "
             f"or give one of {types}"
         )
-
-
-def architecture_of(config: Any) -> Architecture:
-    """Returns the architecture of a configuration; `require_listed` checks that there is one."""
     return ARCHITECTURES[config.model_type]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.architectures import require_listed
+from calibrate.export.architectures import architecture_of
 from calibrate.export.configuration import (
     FIT_FILE,
     exported_configuration,
@@ -97,7 +97,7 @@ def prepare_folder(
             f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
             "the folder that the file was made from"
         )
-    require_listed(config)
+    architecture_of(config)  # raises if the table has none
     copied = find_copied_files(folder)
     _require_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for_folder(fit, folder)

@@ -34,7 +34,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, install, printable
-from calibrate.export.architectures import SOFT_CAP, Norm, require_listed
+from calibrate.export.architectures import SOFT_CAP, Norm
 from calibrate.export.configuration import soft_cap
 from calibrate.export.folder import (
     CARD,
@@ -152,8 +152,6 @@ def prepare_lora(
       CalibrateError: a LoRA cannot apply the fit to such a model, or files are damaged.
     """
     _require_peft()
-    require_listed(folder.config)
-    _require_projections(folder.config, queries_without_weights(folder))
     export = prepare_folder(fit, folder, any_model, make_lora_model)
     output_factors(folder.config, export.queries, export.plan)  # raises if a LoRA cannot apply them
     return export
@@ -285,7 +283,6 @@ def check_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) -
             "its own with model=",
             parameter="model",
         )
-    require_listed(model.config)
     queries, plan = queries_without_weights(model), plan_for_folder(fit, model)
     factors = output_factors(model.config, queries, plan)
     files = _adapter_files(

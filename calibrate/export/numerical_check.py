@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.core.rule import RuleForm, Sharing
 from calibrate.errors import CalibrateError
-from calibrate.export.architectures import require_listed
+from calibrate.export.architectures import architecture_of
 from calibrate.export.configuration import (
     exported_configuration,
     require_original_folder,
@@ -60,7 +60,7 @@ def exportable(folder: ModelFolder) -> Sharing:
     """
     config = folder.config
     require_original_folder(folder)
-    require_listed(config)
+    architecture_of(config)  # raises if the table has none
     queries = queries_without_weights(folder)
     _require_exportable(config, queries, Sharing.GLOBAL)
     factors = Sharing.GLOBAL

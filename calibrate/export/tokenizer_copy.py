@@ -40,16 +40,10 @@ _NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 def find_copied_files(folder: ModelFolder) -> list[Path]:
     """Returns the files of a model's folder that an export copies."""
-    try:
-        tokenizer = _load_tokenizer(folder)
-    except CalibrateError:
-        tokenizer = None
-    named = getattr(type(tokenizer), "vocab_files_names", {})  # such as emoji.json
-    patterns = (*_COPIED, *filter(None, named.values()))
     files = [
         path
         for path in sorted(folder.path.iterdir())
-        if _matches(path.name, patterns) and not _matches(path.name, _NEVER_COPIED)
+        if _matches(path.name, _COPIED) and not _matches(path.name, _NEVER_COPIED)
     ]
     files += sorted((folder.path / CHAT_TEMPLATES).glob("*.jinja"))
     return [path for path in files if not path.is_dir()]  # a broken link fails when it is read
