@@ -92,7 +92,7 @@ def test_an_engine_that_agrees_at_the_prompts_of_the_built_in_task():
     assert record["off"][AS_STATED] < 1e-4
     assert record["untold"] == []
     assert len(record["named"]) == 4
-    assert max(n for n, _ in record["prompts"]) > 200
+    assert record["lengths"][-1] > 200
 
 
 ONCE_MORE = "1 / sqrt(head_dim) applied once more"
@@ -141,7 +141,6 @@ def test_a_scale_with_a_name(name):
     assert record["applies"] == name
     assert record["off"][name] < 1e-4
     assert f'"{name}"' in line
-    assert " tokens on, " in line
 
 
 def test_a_scale_of_deepseek():

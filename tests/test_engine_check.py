@@ -98,9 +98,9 @@ def test_what_is_applied_at_the_prompts_of_the_built_in_task(exported, name, app
     record, line = check(exported / "constants", completions(model), code=code)
     assert (record["applies"], record["fit"]) == (applies, "constants@1")
     assert record["share"] == pytest.approx(share, abs=0.1)
-    assert max(n for n, _ in record["prompts"]) > 200
+    assert record["lengths"][-1] > 200
     assert record["noise"] == 0.004 < 1e-2 < record["effect"]
-    assert code == 0 or f"{share:.2f} of the way" in line or " tokens on" in line
+    assert code == 0 or "0.00 of the way" in line or "something else" in line
 
 
 def test_a_lora_is_checked_with_its_model(exported):
@@ -151,7 +151,7 @@ def test_a_prompt_is_left_out_where_positions_of_the_answer_are(exported):
     record, _ = check(exported / "constants", completions(served, without_parts_of_characters(4)))
     assert record["applies"] == APPLIES_FIT
     assert record["off"][APPLIES_FIT] < 1e-5
-    assert 2 <= len(record["prompts"]) < 4
+    assert 2 <= len(record["lengths"]) < 5
     with server(completions(served, without_parts_of_characters(1))) as url:
         line = refusal("export", "--check", exported / "constants", "--engine", url)
     assert "--prompts" in line

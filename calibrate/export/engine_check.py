@@ -73,15 +73,9 @@ class EngineCheck(NamedTuple):
     noise: float  # nats
     effect: float  # nats: difference of the stated model and the alternative that decides
     off: dict[str, float]  # nats: difference of the server from each prediction
-    off_from: int | None  # tokens of the shortest prompt at which it differs from the stated model
-    prompts: list[tuple[int, dict[str, float]]]  # tokens of each prompt, and `off` at it
+    lengths: tuple[int, ...]  # tokens of the prompts of more than one token
     untold: tuple[str, ...] = ()  # alternatives that cannot be told from the stated model
     named: tuple[str, ...] = ()  # alternatives by the configuration of a stock model
-
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest prompt."""
-        return self.prompts[-1][0]
 
 
 def check_exported_engine(
@@ -210,13 +204,12 @@ def judge_engine(
       predicted: log p of models by name, the stated one first.
       alternatives: names of models that the server may run; others are only described.
     """
-    stated, prompts = next(iter(predicted)), sorted(range(len(lengths)), key=lengths.__getitem__)
-    longer = [i for i in prompts if lengths[i] > 1]
-    off_of_prompt = [
-        {name: root_mean_square(e - log_p[i]) for name, log_p in predicted.items()}
-        for i, e in enumerate(measured)
+    stated, longer = next(iter(predicted)), [i for i, n in enumerate(lengths) if n > 1]
+    single = [
+        min(root_mean_square(measured[i] - log_p[i]) for log_p in predicted.values())
+        for i, n in enumerate(lengths)
+        if n == 1
     ]
-    single = [min(off_of_prompt[i].values()) for i in prompts if lengths[i] == 1]
     noise = max([_MIN_NOISE, *single])
     off_share = _OFF_SHARE if single else _OFF_SHARE_WITHOUT_NOISE
     e, joined = _join(measured, longer), {x: _join(predicted[x], longer) for x in predicted}
@@ -226,7 +219,6 @@ def judge_engine(
         for name in sorted(alternatives, key=off.__getitem__)
     }
     pair = pairs[_deciding_alternative(pairs, off, stated)]
-    max_off = max(_MAX_NOISES * noise, _OFF_SHARE * pair.effect)
     return EngineCheck(
         engine=url,
         applies=pair.applies,
@@ -234,8 +226,7 @@ def judge_engine(
         noise=noise,
         effect=pair.effect,
         off=off,
-        off_from=next((lengths[i] for i in longer if off_of_prompt[i][stated] > max_off), None),
-        prompts=[(lengths[i], off_of_prompt[i]) for i in longer],
+        lengths=tuple(sorted(lengths[i] for i in longer)),
         untold=tuple(name for name, x in pairs.items() if x.applies == CANNOT_TELL),
     )
 

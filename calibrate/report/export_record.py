@@ -79,24 +79,20 @@ def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
         LACKS_LOG_N,
     )
 
-    rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
-    columns = ("tokens", *(f"off {name}" for name in check.off))
-    table = Table(columns, rows, title="Its log p, in nats (root mean square)")
     actions = {
         APPLIES_FIT: "applies the fit",
         APPLIES_BASELINE: "applies plain softmax",
         CANNOT_TELL: "may apply it or not",
     }
     finding = actions.get(check.applies, f"applies {APPLIES_OTHER}")
-    if check.applies == APPLIES_OTHER:
-        finding += f" from {check.off_from:,} tokens on"
-        if min(check.off, key=check.off.__getitem__) == LACKS_LOG_N:
-            finding += ", most like the fit without its part of log n"
+    nearest = min(check.off, key=check.off.__getitem__)
+    if (check.applies, nearest) == (APPLIES_OTHER, LACKS_LOG_N):
+        finding += ", most like the fit without its part of log n"
     share = round(check.share, 2) + 0.0  # no -0
     text = (
-        f"{check.engine} {finding}: it goes {share:.2f} of the way from plain "
-        f"softmax to {contents.metadata['fit']}, which differ by {check.effect:.2g} nats; its "
-        f"noise is {check.noise:.2g}"
+        f"{check.engine} {finding}: it goes {share:.2f} of the way from plain softmax to "
+        f"{contents.metadata['fit']}, which differ by {check.effect:.2g} nats; its noise is "
+        f"{check.noise:.2g}"
     )
     failure: CalibrateError | None = None
     if check.applies == CANNOT_TELL:
@@ -104,6 +100,7 @@ def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
     elif check.applies != APPLIES_FIT:
         failure = QualityError(f"{text}; serve {contents.path} as guides/serving.md says")
     data = {"path": contents.path, **contents.metadata, **check._asdict()}
+    table = _off_table(check, "model")
     return Result([table] if failure else [table, Text(f"{text}.")], data, failure)
 
 
@@ -111,7 +108,7 @@ def stock_result(model: Path, check: "EngineCheck") -> Result:
     """The scale that an engine applies; exit 3 if it differs from the model's, 1 if undecided."""
     from calibrate.export.engine_check import AS_STATED, CANNOT_TELL
 
-    blocks: list[Block] = [_stock_table(check)]
+    blocks: list[Block] = [_off_table(check, "attention scale")]
     failure: CalibrateError | None = None
     if check.applies == AS_STATED:
         blocks.append(Text(f"{_agrees(model, check)}."))
@@ -123,24 +120,20 @@ def stock_result(model: Path, check: "EngineCheck") -> Result:
     return Result(blocks, record, failure)
 
 
-def _stock_table(check: "EngineCheck") -> Table:
-    """The engine's difference from each scale, by the length of prompts."""
-    prompts = check.prompts
-    rows = [
-        (name, *(f"{off[name]:.4f}" for _, off in prompts), f"{total:.4f}")
-        for name, total in check.off.items()
-    ]
-    columns = ("attention scale", *(f"{n:,} tokens" for n, _ in prompts), "all")
-    title = f"The engine's log p is off from the model's under each scale by ({NATS_UNIT})"
-    return Table(columns, rows, title=title, left=columns[:1])
+def _off_table(check: "EngineCheck", kind: str) -> Table:
+    """The engine's difference from each model, or from the model under each attention scale."""
+    rows = [(name, f"{off:.4f}") for name, off in check.off.items()]
+    n = f"{check.lengths[0]:,} to {check.lengths[-1]:,} tokens"
+    title = f"The engine's log p is off, at prompts of {n}, by ({NATS_UNIT})"
+    return Table((kind, "off"), rows, title=title, left=(kind,))
 
 
 def _agrees(model: Path, check: "EngineCheck") -> str:
     ruled_out = [name for name in check.named if name not in check.untold]
     off = check.off[next(iter(check.off))]
     parts = [
-        f"{check.engine} agrees with {model} up to {check.longest:,} tokens: its log p is off by "
-        f"{off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
+        f"{check.engine} agrees with {model} up to {check.lengths[-1]:,} tokens: its log p is off "
+        f"by {off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
     ]
     if ruled_out:
         parts.append(f"ruled out: {', '.join(ruled_out)}")
@@ -154,8 +147,8 @@ def _cannot_tell(model: Path, check: "EngineCheck") -> str:
     names = [name for name in check.named if name in check.untold]
     alternatives = f"from {', '.join(names)}" if names else "from another attention scale"
     return (
-        f"cannot tell the attention scale of {check.engine}: up to {check.longest:,} tokens what "
-        f"the configuration of {model} states is not told {alternatives}, by a noise of "
+        f"cannot tell the attention scale of {check.engine}: up to {check.lengths[-1]:,} tokens "
+        f"what the configuration of {model} states is not told {alternatives}, by a noise of "
         f"{check.noise:.2g} nats; give more or longer prompts=, or serve weights that are not "
         "quantised"
     )
@@ -166,8 +159,7 @@ def _differs(model: Path, check: "EngineCheck") -> str:
 
     names = list(check.off)
     stated = check.off[names[0]]
-    since = f" from {check.off_from:,} tokens on" if check.off_from else ""
-    text = f"{check.engine} differs from {model}{since}, by {stated:.2g} nats"
+    text = f"{check.engine} differs from {model} by {stated:.2g} nats"
     if check.applies == APPLIES_OTHER:
         best = min(names, key=check.off.__getitem__)
         check_fit = command("export", check="EXPORTED", engine=check.engine)
