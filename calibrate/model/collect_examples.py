@@ -53,7 +53,6 @@ def plan(
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
-    _ = spec.lines  # errors in the file of prompts come before those of the model
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
     configuration = make_configuration(

@@ -49,19 +49,14 @@ class ModelOptions:
             raise CalibrateError(
                 f'for export, only constants are fitted; give kind="{CONSTANT}"', parameter="kind"
             )
-        if self.heads_per_layer:
-            self._require_own_rules()
-
-    def _require_own_rules(self) -> None:
-        """Raises CalibrateError if heads of a layer share a rule."""
-        reason = None
-        if self.sharing is not Sharing.PER_HEAD:
-            reason = "heads share their rules"
-        elif self.engines not in (None, Sharing.PER_HEAD):
-            reason = "heads of this model share their constants in engines"
-        if reason:
+        is_shared = self.sharing is not Sharing.PER_HEAD or self.engines not in (
+            None,
+            Sharing.PER_HEAD,
+        )
+        if self.heads_per_layer and is_shared:
             raise CalibrateError(
-                f"{reason}; leave heads_per_layer= out", parameter="heads_per_layer"
+                "heads of a layer share their rules or constants; leave heads_per_layer= out",
+                parameter="heads_per_layer",
             )
 
     def record(self, weight: float) -> dict[str, Any]:

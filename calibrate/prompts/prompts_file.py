@@ -23,7 +23,6 @@ from calibrate.storage.strict_json import PRINTABLE, UNICODE, PrintableText, con
 
 DEFAULT_TEMPLATE = "prompts"  # of lines that name none
 _MAX_FILE_BYTES = 1 << 26
-_MAX_LINE_BYTES = 1 << 20  # a tokenizer takes 150 times as much memory
 
 _Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=PRINTABLE)]
 _Words = Annotated[str, Meta(min_length=1, pattern=UNICODE)]
@@ -79,11 +78,6 @@ def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
 
 
 def _parse_line(text: bytes, where: str) -> PromptLine:
-    if len(text) > _MAX_LINE_BYTES:
-        raise CalibrateError(
-            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_LINE_BYTES:,}; "
-            "shorten it"
-        )
     try:
         fields: dict[str, Any] = parse(text, "write one JSON object a line", "the line")
         convert(fields, _LineFields, _REMEDY, "the line")
