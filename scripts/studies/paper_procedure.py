@@ -20,7 +20,7 @@ os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # training gives the same 
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from paper_procedure_data import BUILT_IN_HEADS, DATA, SCORED_SETS, DataSet
+from paper_procedure_data import BUILT_IN_HEADS, DATA, SCORED_SETS, DataSet, width_of
 from study import (
     fit_even_if_refused,
     kept,
@@ -122,7 +122,8 @@ def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
 def result_of(name: str) -> dict:
     """The result of a data set, from an earlier run if there is one."""
     path = FOLDER / f"{name.replace('/', 'by')}.json"
-    return kept(path, lambda: compare(DATA[name](FOLDER / "heads")))
+    with width_of(name):
+        return kept(path, lambda: compare(DATA[name](FOLDER / "heads")))
 
 
 def compare(data: DataSet) -> dict:

@@ -23,7 +23,8 @@ SIZES = (16, 64, 256, 1_024, 4_096)
 FIT_SETS, HELD_OUT_SETS = 512, 1_024  # of each size, of heads
 FIT_SEED, HELD_OUT_SEED = 0, 1
 SCORED_SETS = 1_024  # of each size, for accuracy
-WIDTHS, STEPS = (16, 32, 64), 10_000  # of the heads that are trained here
+WIDTHS = {f"width {n}": n for n in (16, 32, 64)}  # of the heads that are trained here
+STEPS = 10_000  # of their training
 
 Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
 
@@ -61,8 +62,9 @@ def array_data(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> Dat
 
 
 @contextmanager
-def width(features: int) -> Iterator[None]:
-    """Gives max-retrieval heads another width than the paper's 128 features."""
+def width_of(name: str) -> Iterator[None]:
+    """Gives max-retrieval heads the width that the data set of this name has."""
+    features = WIDTHS.get(name, max_retrieval.N_FEATURES)
     before = max_retrieval.LAYERS, max_retrieval.N_FEATURES
     max_retrieval.LAYERS = {
         layer: (features if a == before[1] else a, features if b == before[1] else b)
@@ -75,31 +77,9 @@ def width(features: int) -> Iterator[None]:
         max_retrieval.LAYERS, max_retrieval.N_FEATURES = before
 
 
-class OtherWidth:
+def wide_head(features: int, folder: Path) -> Head:
     """A max-retrieval head of another width, trained as scripts/studies/train_heads.py does it."""
-
-    trained_up_to = max_retrieval.MaxRetrievalHead.trained_up_to
-
-    def __init__(self, features: int, folder: Path) -> None:
-        self._features, path = features, folder / f"width-{features}"
-        path.mkdir(parents=True, exist_ok=True)
-        with width(features):
-            train_heads.train(0, STEPS, path, train_heads.print_on_stderr)
-            self._head: Any = load_head(str(train_heads.weights_path(path, 0)))
-        self.name, self.fingerprint = f"max-retrieval of width {features}", self._head.fingerprint
-        self.sample = self._head.sample
-
-    def attend(self, batch: Any) -> Any:
-        with width(self._features):
-            return self._head.attend(batch)
-
-    def correct(self, attended: Any, weights: Any) -> Any:
-        with width(self._features):
-            return self._head.correct(attended, weights)
-
-    def correct_each(self, attended: Any, weights: Any) -> Any:
-        with width(self._features):
-            return self._head.correct_each(attended, weights)
+    return load_head(str(train_heads.train(0, STEPS, folder / f"width-{features}")))
 
 
 class ScaledLogits:
@@ -220,7 +200,7 @@ DATA: dict[str, Callable[[Path], DataSet]] = {
         name: partial(head_data, lambda folder, name=name: load_head(name))
         for name in BUILT_IN_HEADS
     },
-    **{f"width {n}": partial(head_data, partial(OtherWidth, n)) for n in WIDTHS},
+    **{name: partial(head_data, partial(wide_head, n)) for name, n in WIDTHS.items()},
     "noisy recall": partial(head_data, lambda folder: NoisyRecall()),
     "log-normal norms": partial(head_data, lambda folder: RecallOfManyNorms()),
     "logits / 8": partial(head_data, lambda folder: ScaledLogits("max-retrieval-0", 1 / 8)),
