@@ -34,6 +34,7 @@ plot_style.DPI = 40
 NEEDS = {
     "calibrate.transformers": "transformers",
     "clrs_text_task": "transformers",
+    "deployed_matching": "transformers",
     "deployed_reactions_head": "transformers",
     "gguf": "gguf",
     "huggingface_hub": "huggingface_hub",

@@ -4,27 +4,18 @@ import json
 
 import numpy as np
 import pytest
-from deployed_heads import evaluate, rules_of
-from deployed_rules import (
-    ETS,
-    FittedRule,
-    HeadRows,
-    bootstrap,
-    choose_threshold,
-    ets_beta,
-    fit_all,
-    score,
-)
+from deployed_heads import accepted_answers, evaluate
+from deployed_matches import MatchedPair, Matches, choose_threshold, match_record, write_pairs
+from deployed_rows import HeadRows, Row
+from deployed_rules import ETS, Ets, bootstrap, fit_all, record_of_rules, rules_of, score
 from deployed_tables import auroc_error, signed
-from deployed_users import Matches, accepted_answers, match_record, matches_of
-from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
 from study_pages import page_of, record_of
 
 import calibrate
-from calibrate.storage.npz import write_arrays
+from calibrate.evidence.baselines import one_constant
 
-PLANTED = [0.5, 1.2]  # a and b of ETS
+PLANTED = Ets((0.5, 1.2))
 
 
 def test_the_page_has_the_numbers_of_the_record_that_no_table_has():
@@ -34,8 +25,7 @@ def test_the_page_has_the_numbers_of_the_record_that_no_table_has():
         mean, *bounds = (sign * x for x in part["improvement"][pair])
         return f"{mean:.3f} ({min(bounds):.3f} to {max(bounds):.3f})"
 
-    rxnmapper, both = record["heads"]["rxnmapper"], "entropy-and-size over constant"
-    assert f"entropy-and-size {gained(record['kept']['rxnmapper'], both)}" in page
+    rxnmapper = record["heads"]["rxnmapper"]
     assert gained(record["kept"]["minilm"], "paper over baseline", -1) in page
     slope, _ = rxnmapper["fits"]["log-size"]["coefficients"]
     assert f"kappa = {slope:.2f}" in page
@@ -76,16 +66,14 @@ def entropy_of(z):
     return -np.exp(log_p) @ log_p
 
 
-def rows_of(logits, targets, group):
+def rows_of(logits, targets, groups):
     """Rows of different lengths; n is the length, a cluster is a group, and all are of split 0."""
-    lengths = np.array([len(z) for z in logits])
-    right = [np.arange(len(z)) == t for z, t in zip(logits, targets, strict=True)]
-    columns = {"lengths": lengths, "n": lengths, "group": group, "cluster": group}
-    about = {"clusters": [f"cluster {i}" for i in range(max(group) + 1)]}
-    return HeadRows(
-        np.concatenate(logits).astype(np.float32), np.concatenate(right),
-        **columns, split=np.zeros(len(lengths), int), about=about,
-    )  # fmt: skip
+    about = {"clusters": [f"cluster {i}" for i in range(max(groups) + 1)]}
+    rows = [
+        Row(np.asarray(z), np.arange(len(z)) == target, len(z), group, group)
+        for z, target, group in zip(logits, targets, groups, strict=True)
+    ]
+    return HeadRows.of(rows, np.zeros(max(groups) + 1, int), about)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +84,7 @@ def rows():
     for _ in range(2_000):
         z = 3 * rng.standard_normal(rng.integers(5, 60))
         H, log_n = np.array([entropy_of(z)]), np.log([len(z)])
-        beta = ets_beta(PLANTED, H, log_n)[0]
+        beta = PLANTED.beta_at(H, log_n)[0]
         logits.append(z)
         targets.append(rng.choice(len(z), p=np.exp(log_softmax(beta * z))))
     return rows_of(logits, targets, np.arange(2_000) // 40)
@@ -109,21 +97,16 @@ def calibration(rows):
 
 def test_ets_finds_the_planted_numbers(calibration):
     """Within some 3 standard errors, which bootstraps of these rows give as 0.06 and 0.1."""
-    assert calibration.rules[ETS].coefficients == pytest.approx(PLANTED, abs=0.3)
+    assert calibration.rules[ETS].coefficients == pytest.approx(PLANTED.coefficients, abs=0.3)
 
 
 def test_no_ets_nearby_has_a_higher_likelihood(rows, calibration):
     a, b = calibration.rules[ETS].coefficients
     near = [(a + x, b + y) for x, y in ((0, 0), (0.02, 0), (-0.02, 0), (0, 0.02), (0, -0.02))]
-    rules = {str(i): FittedRule(ETS, list(pair), []) for i, pair in enumerate(near)}
+    rules = {str(i): Ets(pair) for i, pair in enumerate(near)}
     log_p = score(rows, rules).log_p
     best, *others = (log_p[name].mean() for name in rules)
     assert all(best > other for other in others)
-
-
-def test_ets_without_a_slope_is_a_constant_temperature():
-    beta = ets_beta([np.log(np.expm1(2.0)), 0.0], np.array([0.0, 0.3, 2.0]), np.log([2, 5, 9]))
-    np.testing.assert_allclose(beta, 0.5)
 
 
 def test_every_rule_is_fitted_and_gains_on_its_own_rows(rows, calibration):
@@ -134,8 +117,7 @@ def test_every_rule_is_fitted_and_gains_on_its_own_rows(rows, calibration):
 
 
 def test_scores_are_those_of_a_softmax(rows):
-    rule = FittedRule("constant", [1.7], [])
-    found = score(rows, {"constant": rule})
+    found = score(rows, {"constant": one_constant(1.7)})
     starts = np.cumsum(rows.lengths) - rows.lengths
     for i in (0, 7, 1_999):
         item = slice(starts[i], starts[i] + rows.lengths[i])
@@ -147,41 +129,21 @@ def test_scores_are_those_of_a_softmax(rows):
 
 
 def test_rules_of_a_record_are_the_fitted_ones(rows, calibration):
-    fits = {
-        name: {"coefficients": rule.coefficients, "domain": rule.domain}
-        for name, rule in calibration.rules.items()
-    }
-    again = rules_of(json.loads(json.dumps(fits)))
+    again = rules_of(json.loads(json.dumps(record_of_rules(calibration.rules))))
     first, second = (score(rows, rules).log_p for rules in (calibration.rules, again))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_rows_are_read_with_one_right_item_or_several(tmp_path):
-    columns = {
-        "logits": np.arange(5, dtype=np.float32), "lengths": [2, 3], "target": [1, 0], "n": [2, 4],
-        "group": [0, 1], "cluster": [0, 0], "split": np.array([0, 1], np.int8),
-        "names": json.dumps({"clusters": ["a"]}),
-    }  # fmt: skip
-    write_arrays(tmp_path / "one.npz", columns)
-    several = np.array([False, True, True, False, True])
-    write_arrays(tmp_path / "several.npz", {**columns, "right": several})
-    one = HeadRows.read(tmp_path / "one.npz")
-    assert one.right.tolist() == [False, True, True, False, False]
-    assert HeadRows.read(tmp_path / "several.npz").right.tolist() == several.tolist()
-    assert one.of_split(1).logits.tolist() == [2, 3, 4]
-
-
-def test_padded_rows_are_the_rows(rows):
-    starts = np.cumsum(rows.lengths) - rows.lengths
-    seen = []
-    for numbers, logits, right in rows.parts():
-        for i, z, is_right in zip(numbers, logits, right, strict=True):
-            n = rows.lengths[i]
-            assert z[:n].tolist() == rows.logits[starts[i] : starts[i] + n].tolist()
-            assert (z[n:] == -np.inf).all()
-            assert is_right.sum() == 1
-            seen.append(i)
-    assert sorted(seen) == list(range(len(rows)))
+def test_rows_are_read_as_they_were_written_with_the_split_of_their_cluster(here):
+    one, two = Row(np.array([1.0, 2]), np.array([False, True]), 2, 4, 2), np.array([True] * 3)
+    rows = [one, Row(np.array([3.0, 4, 5]), two, 64, 5, 0)]
+    HeadRows.of(rows, np.array([0, 1, 2], np.int8), {"clusters": ["a"]}).write(here)
+    read = HeadRows.read(here)
+    assert (read.logits.tolist(), read.right.tolist()) == ([1, 2, 3, 4, 5], [False] + 4 * [True])
+    of_first = read.of_split(2)
+    assert (of_first.logits.tolist(), of_first.n.tolist()) == ([1, 2], [2])
+    assert (of_first.group.tolist(), of_first.cluster.tolist()) == ([4], [2])
+    assert read.about == {"clusters": ["a"]}
 
 
 def test_the_bootstrap_draws_groups_and_not_rows():
@@ -191,12 +153,6 @@ def test_the_bootstrap_draws_groups_and_not_rows():
     mean, low, high = bootstrap(np.repeat(values, 40), np.repeat(np.arange(100), 40))
     assert mean == pytest.approx(values.mean())
     assert (high - low) / 2 == pytest.approx(1.96 * values.std() / 10, rel=0.1)
-
-
-def test_the_bootstrap_weighs_groups_by_their_rows():
-    group = np.array([0, 1, 1, 1])
-    mean, low, high = bootstrap(np.array([4.0, 0, 0, 0]), group)
-    assert (mean, low, high) == (1, 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -227,25 +183,13 @@ def pair_of(split, shift=0.0):
     similarity = np.array([[4.0, 0.0], [0.0, 4.0 - shift]], np.float32)
     places = np.array([[0.0, 0.0], [50.0, 50.0]], np.float32)
     matchable = np.full(2, 10, np.float32)
-    return MatchedPair(
-        similarity, matchable, matchable, places, places, 2, split, split, split, 2, 2
-    )
-
-
-def test_matches_under_beta_1_are_those_of_softmax():
-    pairs = [pair_of(0, shift=3.0)]
-    softmax = matches_of(pairs, None)
-    constant = matches_of(pairs, FittedRule("constant", [1.0], []))
-    assert softmax.right.tolist() == [True, True]
-    np.testing.assert_allclose(softmax.score, constant.score)
-    p, q = (1 / (1 + np.exp(-d)) for d in (4.0, 1.0))
-    np.testing.assert_allclose(softmax.score, [p * p, q * q], atol=1e-3)
+    return MatchedPair(similarity, matchable, matchable, places, places, split, split, 2)
 
 
 def test_the_threshold_is_chosen_on_calibration_pairs(tmp_path):
     """All matches are right, so the lowest score of the calibration pair is the threshold."""
     write_pairs(tmp_path / "pairs.npz", [pair_of(0, shift=3.0), pair_of(1, shift=3.5)])
-    found = match_record(tmp_path, {"constant": FittedRule("constant", [2.0], [])}, ["a", "b"])
+    found = match_record(tmp_path, {"constant": one_constant(2.0)}, ["a", "b"])
     q = 1 / (1 + np.exp(-2.0))
     assert found["constant"]["threshold"] == pytest.approx(q * q, abs=1e-3)
     assert found["constant"]["chosen"]["recall"] == 0.5

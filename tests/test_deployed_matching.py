@@ -1,20 +1,18 @@
 """The rows of deployed matching and retrieval heads: targets, splits, match metrics."""
 
-import json
 from collections import Counter
 from types import SimpleNamespace
 
+import deployed_matches
 import deployed_matching
 import deployed_retrieval
 import deployed_rows
 import image_pairs
-import match_metrics
 import numpy as np
 import pytest
+from deployed_matches import MatchedPair
 from scipy.ndimage import center_of_mass
 from scipy.special import expit, softmax
-
-from calibrate.storage.npz import read_arrays
 
 
 def ones(logits):
@@ -38,34 +36,13 @@ def test_a_warped_point_is_where_the_homography_projects_it(seed):
     )
 
 
-def test_homographies_change_scale_and_rotation_within_the_limits():
-    rng = np.random.default_rng(0)
-    scales, angles = [], []
-    for _ in range(200):
-        homography = image_pairs.draw_homography(rng, 320, 256)
-        ends = np.array([[159.5, 127.5], [160.5, 127.5]])
-        start, end = image_pairs.project(homography, ends)
-        scales.append(np.linalg.norm(end - start))
-        angles.append(np.arctan2(*(end - start)[::-1]))
-    low, high = image_pairs.SCALES
-    assert low * 0.98 < min(scales) < 0.65 < 1.15 < max(scales) < high * 1.02
-    assert 0.4 < np.abs(angles).max() < image_pairs.MAX_ROTATION + 0.02
-
-
-@pytest.mark.parametrize(
-    ("sides", "expected"),
-    [((451, 300), (800, 544)), ((512, 512), (800, 800)), ((9, 800), (32, 800))],
-)
-def test_sides_are_multiples_of_32(sides, expected):
-    assert image_pairs.fit_sides(sides, 800) == expected
-
-
 def test_the_target_is_the_nearest_keypoint_within_the_tolerance():
     projected = np.array([[10.0, 10.0], [50.0, 50.0], [-300.0, 4.0]])
     keypoints = np.array([[51.9, 50.0], [10.5, 10.0], [9.7, 10.0]])
-    target = image_pairs.nearest_target(projected, keypoints, tolerance=2.0)
-    assert target.tolist() == [2, 0, -1]
-    assert image_pairs.nearest_target(projected, keypoints, 1.0).tolist() == [2, -1, -1]
+    truth = deployed_matching.Truth(projected, keypoints)
+    assert deployed_matching.nearest_keypoints(truth).tolist() == [2, 0, -1]
+    keypoints[0] += [0.8, 0]
+    assert deployed_matching.nearest_keypoints(truth).tolist() == [2, -1, -1]
 
 
 def test_rows_of_pruned_keypoints_are_left_out_and_counted():
@@ -77,34 +54,36 @@ def test_rows_of_pruned_keypoints_are_left_out_and_counted():
         matchability1=np.zeros(3),
         kept0=np.array([0, 1, 3, 4]),
         kept1=np.array([0, 2, 4]),
-        n_matches=0,
     )
     counts = Counter()
     rows = deployed_matching._pair_rows(matched, truth, (64, 7, 2), counts)
-    assert [(row.logits.tolist(), row.target) for row in rows] == [([0, 1, 2], 1), ([6, 7, 8], 0)]
+    found = [(row.logits.tolist(), row.right.argmax(), row.right.sum()) for row in rows]
+    assert found == [([0, 1, 2], 1, 1), ([6, 7, 8], 0, 1)]
     assert [row[2:] for row in rows] == [(64, 7, 2)] * 2
     assert counts["keypoints without a partner"] == 1
     assert counts["keypoints pruned, or their partner"] == 2
 
 
 def random_pair(seed, shape=(30, 40)):
+    """Keypoint i of the first image is keypoint i of the second."""
     rng = np.random.default_rng(seed)
     similarity = rng.normal(size=shape)
     similarity[np.arange(30), np.arange(30)] += rng.uniform(0, 9, 30)
+    places = 10.0 * np.arange(40)[:, None] * [1, 0]
     matchability = rng.normal(1, 2, shape[0]), rng.normal(1, 2, shape[1])
-    return similarity, *matchability, np.eye(*shape, dtype=bool)
+    return MatchedPair(similarity, *matchability, places[:30], places[: shape[1]], 3, 1, 25)
 
 
 def test_scores_are_those_of_the_dual_softmax():
-    similarity, matchability0, matchability1, _ = random_pair(0)
+    pair = random_pair(0)
 
     def beta(logits):
         return 1 + np.abs(logits[:, 0])
 
-    scores = match_metrics.log_match_scores(similarity, matchability0, matchability1, beta)
-    expected = softmax(beta(similarity)[:, None] * similarity, axis=1)
-    expected *= softmax(beta(similarity.T) * similarity, axis=0)
-    expected *= expit(matchability0)[:, None] * expit(matchability1)
+    scores = deployed_matches.log_match_scores(pair, beta)
+    expected = softmax(beta(pair.similarity)[:, None] * pair.similarity, axis=1)
+    expected *= softmax(beta(pair.similarity.T) * pair.similarity, axis=0)
+    expected *= expit(pair.matchability0)[:, None] * expit(pair.matchability1)
     np.testing.assert_allclose(np.exp(scores), expected, rtol=1e-9)
 
 
@@ -112,15 +91,12 @@ def test_matches_are_those_of_kornia():
     torch = pytest.importorskip("torch")
     lightglue = pytest.importorskip("kornia.feature.lightglue")
     for seed in range(5):
-        similarity, matchability0, matchability1, truth = random_pair(seed)
-        inputs = (torch.tensor(x)[None] for x in (similarity, matchability0, matchability1))
-        sim, z0, z1 = inputs
+        pair = random_pair(seed)
+        sim, z0, z1 = (torch.tensor(x)[None] for x in pair[:3])
         scores = lightglue.sigmoid_log_double_softmax(sim, z0[..., None], z1[..., None])
         partner, _, score, _ = lightglue.filter_matches(scores, 0.1)
         row = np.flatnonzero(partner[0] >= 0)
-        found, right = match_metrics.mutual_matches(
-            similarity, matchability0, matchability1, truth, ones
-        )
+        found, right = deployed_matches.mutual_matches(pair, ones)
         np.testing.assert_allclose(found[found > 0.1], score[0][row], rtol=1e-9)
         n_right = int((partner[0][row] == torch.tensor(row)).sum())
         assert right[found > 0.1].sum() == n_right
@@ -129,77 +105,31 @@ def test_matches_are_those_of_kornia():
 
 def test_a_match_is_mutual():
     similarity = np.array([[9.0, 0.0, 0.0], [8.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
-    sure = np.full(3, 30.0)
-    truth = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0]], bool)
-    score, right = match_metrics.mutual_matches(similarity, sure, sure, truth, ones)
+    sure, places = np.full(3, 30.0), 10.0 * np.eye(3)[:, :2]
+    pair = MatchedPair(similarity, sure, sure, places[[0, 1, 1]], places, 0, 0, 3)
+    score, right = deployed_matches.mutual_matches(pair, ones)
     assert right.tolist() == [True, False]
     assert (score > 0.1).all()
-    score, _ = match_metrics.mutual_matches(similarity, np.full(3, -9.0), sure, truth, ones)
-    assert (score < 0.1).all()
-    empty = np.zeros((0, 3))
-    score, _ = match_metrics.mutual_matches(empty, sure[:0], sure, empty.astype(bool), ones)
-    assert len(score) == 0
+    unsure = pair._replace(matchability0=np.full(3, -9.0))
+    assert (deployed_matches.mutual_matches(unsure, ones)[0] < 0.1).all()
 
 
 def test_saved_pairs_are_read_as_they_were(tmp_path):
-    pairs = []
-    for seed, shape in ((1, (30, 40)), (2, (30, 31))):
-        similarity, matchability0, matchability1, _ = random_pair(seed, shape)
-        places = np.random.default_rng(seed).uniform(0, 20, (71, 2))
-        ends = places[: shape[0]], places[-shape[1] :]
-        facts = 256, seed, 3, 1, 9, 25
-        pairs.append(
-            match_metrics.MatchedPair(similarity, matchability0, matchability1, *ends, *facts)
-        )
-    empty = match_metrics.MatchedPair(
-        np.zeros((0, 2)), np.zeros(0), np.zeros(2), np.zeros((0, 2)), np.zeros((2, 2)), *range(6)
+    empty = MatchedPair(
+        np.zeros((0, 2)), np.zeros(0), np.zeros(2), np.zeros((0, 2)), np.zeros((2, 2)), 1, 2, 0
     )
-    pairs.insert(1, empty)
-    match_metrics.write_pairs(tmp_path / "pairs.npz", pairs)
-    for pair, saved in zip(match_metrics.read_pairs(tmp_path / "pairs.npz"), pairs, strict=True):
+    pairs = [random_pair(1), empty, random_pair(2, (30, 31))]
+    deployed_matches.write_pairs(tmp_path / "pairs.npz", pairs)
+    read = deployed_matches.read_pairs(tmp_path / "pairs.npz")
+    for pair, saved in zip(read, pairs, strict=True):
         for array, expected in zip(pair[:5], saved[:5], strict=True):
             np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-3)
         assert pair[5:] == saved[5:]
-        assert pair.truth.shape == pair.similarity.shape
+    assert len(deployed_matches.mutual_matches(read[1], ones)[0]) == 0
 
 
 def test_whole_clusters_are_split():
-    split = deployed_rows.split_clusters(24)
-    assert np.bincount(split).tolist() == [10, 9, 5]
-    assert split.tolist() == deployed_rows.split_clusters(24).tolist()
-    assert split.tolist() != deployed_rows.split_clusters(24, seed=1).tolist()
-
-
-def test_rows_are_written_flat_with_the_split_of_their_cluster(tmp_path):
-    rows = [
-        deployed_rows.Row(np.array([0.5, 1.0]), 1, 16, 4, 2),
-        deployed_rows.Row(np.array([3.0, 2.0, 1.0]), 0, 64, 5, 0),
-    ]
-    split = np.array([0, 1, 2], np.int8)
-    deployed_rows.write_rows(tmp_path / "head", rows, split, {"clusters": ["a", "b", "c"]})
-    saved = read_arrays(tmp_path / "head" / "rows.npz")
-    assert saved["logits"].tolist() == [0.5, 1.0, 3.0, 2.0, 1.0]
-    assert saved["lengths"].tolist() == [2, 3]
-    assert saved["target"].tolist() == [1, 0]
-    assert saved["n"].tolist() == [16, 64]
-    assert saved["group"].tolist() == [4, 5]
-    assert saved["cluster"].tolist() == [2, 0]
-    assert saved["split"].tolist() == [2, 0]
-    assert saved["split"].dtype == np.int8
-    assert json.loads(str(saved["names"])) == {"clusters": ["a", "b", "c"]}
-
-
-def test_weights_other_than_the_pinned_ones_are_refused(tmp_path):
-    path = tmp_path / "xfeat.pt"
-    path.write_bytes(b"weights")
-    with pytest.raises(ImportError, match="xfeat.pt"):
-        deployed_rows.check_digest(path, deployed_matching.XFEAT_SHA256)
-
-
-def test_an_absent_package_raises_import_error(monkeypatch):
-    monkeypatch.setattr(image_pairs, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="skimage"):
-        image_pairs.source_paths()
+    assert np.bincount(deployed_rows.split_clusters(24)).tolist() == [10, 9, 5]
 
 
 SOURCE = '''
@@ -248,7 +178,7 @@ def test_distractors_are_of_the_same_split_or_have_no_query():
             SimpleNamespace(passages=np.rint(row.logits / deployed_retrieval.SCALE), row=row)
             for row in (small, large)
         )
-        assert small.passages[small.row.target] == large.passages[large.row.target] == number
+        assert small.passages[small.row.right] == large.passages[large.row.right] == number
         assert set(small.passages) < set(large.passages)
         assert len(set(large.passages)) == 64
         with_query = large.passages[large.passages < 8].astype(int)

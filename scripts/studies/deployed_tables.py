@@ -20,6 +20,7 @@ LABELS = {
     "lightglue-disk": "LightGlue, DISK",
     "minilm": "MiniLM",
 }
+REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
 FITTED = ((CONSTANT, BASELINE), (LOG_SIZE, CONSTANT), (POLYNOMIAL, CONSTANT),
           (ENTROPY_AND_SIZE, CONSTANT))  # fmt: skip
 BY_OTHERS = ((ETS, CONSTANT), (LEAST_SQUARES, CONSTANT), (PAPER, CONSTANT), (PAPER, BASELINE))
@@ -37,30 +38,23 @@ ANSWERS = {
 
 def markdown(record: dict[str, Any]) -> list[str]:
     """Every table of the page, with an empty line between two."""
-    heads, kept = record["heads"], record.get("kept", {})
-    parts = {f"{LABELS[name]}, {TESTED}": head["test"] for name, head in heads.items()}
+    heads, kept = record["heads"], record["kept"]
+    tested = {LABELS[name]: head["test"] for name, head in heads.items()}
+    parts = {f"{label}, {TESTED}": part for label, part in tested.items()}
     parts |= {
         f"{LABELS[name]}, {', '.join(head['other']['by_cluster'])}": head["other"]
         for name, head in heads.items()
         if "other" in head
     }
     parts |= {f"{LABELS[name]}, {KEPT}": part for name, part in kept.items()}
-    reactions = {name: heads[name]["user"] for name in LABELS if is_reaction(heads.get(name))}
-    of_rxnmapper = {TESTED: heads.get("rxnmapper", {}).get("test"), KEPT: kept.get("rxnmapper")}
-    made = [
-        improvements(parts, ["rows, groups, clusters", "misranked"], FITTED),
-        improvements({LABELS[name]: head["test"] for name, head in heads.items()}, [], BY_OTHERS),
-        constants(heads),
-        calibration_errors(heads),
-        sizes({name: part for name, part in of_rxnmapper.items() if part}),
-        package_table(reactions) if reactions else [],
-    ]
-    return [line for part in made if part for line in ["", *part]][1:]
-
-
-def is_reaction(head: dict[str, Any] | None) -> bool:
-    """True for a head with answers of its package."""
-    return bool(head and head["user"] and "reactions" in head["user"])
+    return [
+        *improvements(parts, ["rows, groups, clusters", "misranked"], FITTED), "",
+        *improvements(tested, [], BY_OTHERS), "",
+        *constants(heads), "",
+        *calibration_errors(heads), "",
+        *sizes({TESTED: heads["rxnmapper"]["test"], KEPT: kept["rxnmapper"]}), "",
+        *package_table({name: heads[name]["user"] for name in REACTION_HEADS}),
+    ]  # fmt: skip
 
 
 def interval(values: list[float]) -> str:
@@ -117,8 +111,8 @@ def ece_cell(rule: dict[str, float]) -> str:
     return f"{100 * rule['ece']:.1f} ({100 * rule['chance']:.1f})"
 
 
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def sizes(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -145,19 +139,14 @@ def package_table(reactions: dict[str, Any]) -> list[str]:
                 wrong = round((1 - answer["reactions"]) * user["reactions"])
                 cells = [f"{user['reactions']}", f"{wrong}", percent(answer["reactions"])]
                 cells.append(change if key == "after" else "")
-                cells += [auroc_cell(answer["separation"], user["reactions"], wrong)]
+                auroc = answer["separation"]
+                error = auroc_error(auroc, user["reactions"] - wrong, wrong)
+                cells.append(f"{auroc:.2f} ± {error:.2f}")
                 rows.append([f"{LABELS[name]}, {label}", *cells, ece_cell(answer)])
     return table(
         ["package's own answer", "reactions", "wrong", "mapped right", "change, points",
          "AUROC of its confidence", "ECE of its confidence (chance level), %"], rows
     )  # fmt: skip
-
-
-def auroc_cell(auroc: float | None, reactions: int, wrong: int) -> str:
-    """The AUROC and its standard error."""
-    if auroc is None:
-        return ""
-    return f"{auroc:.2f} ± {auroc_error(auroc, reactions - wrong, wrong):.2f}"
 
 
 def auroc_error(auroc: float, right: int, wrong: int) -> float:

@@ -17,6 +17,11 @@ from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "scripts" / "results"  # records, figures and pages
+WEIGHTS = ROOT / "scripts" / "weights"
+RUNS = ROOT / "runs"  # intermediate results
+
 
 def study_parser(about: str | None, steps: Iterable[str] = ()) -> argparse.ArgumentParser:
     """A parser for --markdown and, of a study that has steps, for their names.
