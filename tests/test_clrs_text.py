@@ -180,13 +180,12 @@ def test_the_fits_of_the_record_are_the_shipped_ones(record):
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["plain", "paper", "trained-paper", "tuned-own"])
 def test_shipped_weights_reproduce_a_part_of_the_record(record, monkeypatch, arm):
-    if not clrs_text.wheels():
+    if not clrs_text_task.WHEELS.exists():
         pytest.skip("needs dm-clrs: scripts/studies/clrs_text.py get")
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("clrs", "clrs._src", "clrs._src.clrs_text", "tensorflow"):
         monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
-    clrs_text_task.add_wheels(clrs_text.wheels())
     weights, rule = clrs_text.ARMS[arm]
     model = small_models.load_model(clrs_text.Trial(0, weights).weights)
     clrs_text.apply(model, clrs_text.rule_of(rule, 0))

@@ -1,6 +1,5 @@
 """The study of RULER's tasks: each way to load a fit, in the harness, and the tables."""
 
-import argparse
 import importlib.util
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tiny_causal import VOCABULARY, causal_model, save
 from calibrate.store.saving import save_to_store
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "studies" / "ruler.py"
-OPTIONS = argparse.Namespace(samples=3, jobs=1)
 NO_HARNESS = any(importlib.util.find_spec(name) is None for name in ("lm_eval", "wonderwords"))
 
 
@@ -23,15 +21,17 @@ def study(here):
     spec = importlib.util.spec_from_file_location("ruler", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.RUNS, module.MODEL, module.RECORD = here, here / "model", here / "ruler.json"
-    module.PLACES, module.N_OF_ROUTES = (("niah_multikey_2", 512),), 2
+    module.RUN, module.MODEL = here, here / "model"
+    module.PLACES, module.SAMPLES, module.SAMPLES_OF_ROUTES = (("niah_multikey_2", 512),), 3, 2
+    module.JOBS = 1
     return module
 
 
 def test_paired_differences(study):
     right = {"baseline": [0, 0, 1, 1], "constants": [1, 0, 1, 1]}
     cell = {"task": "niah_multikey_2", "length": 512, "tokens": 300.0, "right": right}
-    first, *_ = (x for x in study.markdown({"cells": [cell]}) if x.startswith("| niah"))
+    record = {"cells": [cell], "routes": {"samples": 0, "same as the runtime": {}}}
+    first, *_ = (x for x in study.markdown(record) if x.startswith("| niah"))
     cells = [x.strip() for x in first.strip("|").split("|")]
     assert cells[:-1] == ["niah_multikey_2", "512", "300", "4", "50.0", "75.0"]
     differences = 100 * (np.array(right["constants"]) - right["baseline"])
@@ -49,7 +49,7 @@ def test_every_step_on_a_tiny_model(study, here, monkeypatch):
     fit, _ = save_to_store(constants(model.config, range(2)), here / "fits")
     study.FIT = fit.reference
     study.export()
-    found = study.evaluate(OPTIONS)
+    found = study.evaluate()
     (cell,) = found["cells"]
     counts = {rule: len(right) for rule, right in cell["right"].items()}
     assert counts == {"baseline": 3, "constants": 3}
@@ -59,9 +59,9 @@ def test_every_step_on_a_tiny_model(study, here, monkeypatch):
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr("transformers.GenerationMixin.generate", None)  # answers are known
-        assert study.evaluate(OPTIONS)["cells"] == found["cells"]
+        assert study.evaluate()["cells"] == found["cells"]
 
-    routes = study.routes(OPTIONS)["routes"]
+    routes = study.compare_routes()["routes"]
     same = routes["same as the runtime"]
     assert (same["exported folder"], same["runtime"]) == (2, 2)
     assert same["baseline"] < 2

@@ -1,6 +1,5 @@
 """The study of SmolLM2, on a tiny model in a package of its own, and its tables."""
 
-import argparse
 import importlib.util
 import json
 from dataclasses import replace
@@ -22,8 +21,6 @@ from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder
 
-OPTIONS = argparse.Namespace(jobs=1)
-
 
 @pytest.fixture
 def study(monkeypatch):
@@ -31,12 +28,13 @@ def study(monkeypatch):
     spec = importlib.util.spec_from_file_location("smollm2", STUDIES / "smollm2.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
+    module.RUN, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
     module.HELD_OUT = {
         "unseen": module.HeldOut(False, 200, 4),
         "text": module.HeldOut(True, 200, 2),
         "long": module.HeldOut(False, 256, 2),
     }
+    module.JOBS = 1
     module.FIT_EXAMPLES, module.FIT_LENGTH, module.MAX_STEPS = 8, 200, 1
 
     def run_calibrate(*arguments):
@@ -58,31 +56,31 @@ def pack(folder):
 
 
 def test_the_model_of_a_package_is_saved_with_its_licence(study):
-    model = pack(study.RUNS / "package")
-    study.get_model(OPTIONS)
-    folder = study.RUNS / study.MODEL_NAME
+    model = pack(study.RUN / "package")
+    study.get_model()
+    folder = study.RUN / study.MODEL_NAME
     assert (folder / "LICENSE").read_text() == "terms"
     torch.testing.assert_close(logits_of(ModelFolder(folder).load("float32")), logits_of(model))
 
 
 @pytest.mark.slow
 def test_every_step_on_a_tiny_model(study):
-    pack(study.RUNS / "package")
+    pack(study.RUN / "package")
     for step in study.STEPS.values():
-        step(OPTIONS)
+        step()
     record = json.loads(study.RESULT.read_text())
     assert list(record["verdicts"]) == ["own-polynomial"]  # a constant has no gain here
     assert all("own" not in row["rules"] for row in record["found"])
     assert study.markdown(record)
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
 
-    (study.RUNS / "fits").rename(study.RUNS / "other-fits")
+    (study.RUN / "fits").rename(study.RUN / "other-fits")
     constants = Fit(RuleForm.constant(), (Entry((1.5,), (), layer=1, head=2),))
     quartic = Entry((0.0, 0.0, 0.0, 0.1, 1.0), (0.0, 9.0), layer=1, head=2)
     for name, fit in zip(study.FITS, (constants, Fit(RuleForm(0.0), (quartic,))), strict=True):
         planted = replace(fit, name=name, evidence={"verdict": "planted"})
-        save_to_store(planted, study.RUNS / "fits")
-    study.evaluate(OPTIONS)
+        save_to_store(planted, study.RUN / "fits")
+    study.evaluate()
     record = json.loads(study.RESULT.read_text())
     assert record["verdicts"] == {"own": "planted", "own-polynomial": "planted"}
     means = [row["rules"] for row in record["found"]
@@ -109,7 +107,7 @@ def test_the_figure_has_a_row_of_one_scale_for_each_measure_and_the_published_fi
 
 def test_held_out_texts_are_prose_of_three_domains(study):
     study.write_texts()
-    texts = {path.stem: path.read_text() for path in (study.RUNS / "texts").iterdir()}
+    texts = {path.stem: path.read_text() for path in (study.RUN / "texts").iterdir()}
     assert set(texts) == set(study.DOMAINS)
     assert min(map(len, texts.values())) > 50_000
     assert ">>>" not in texts["documentation"]

@@ -9,12 +9,10 @@ scripts/studies/clrs_text.py tune        # trains further, with the fit and with
 scripts/studies/clrs_text.py measure     # scripts/results/clrs-text.json and its figure
 scripts/studies/clrs_text.py --markdown  # prints the tables of its page from the record
 
-Existing results are kept, and interrupted training is resumed. --jobs 2 takes two cores.
+Existing results are kept, and interrupted training is resumed.
 """
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,16 +21,15 @@ from clrs_text_results import LABELS, draw_record, gathered, markdown
 from clrs_text_task import (
     TASKS,
     TRAINED_LENGTHS,
-    add_wheels,
+    WHEELS,
     draw,
     draw_even,
     new_model,
     scores,
     train_into,
 )
-from joblib import Parallel, delayed
-from small_models import load_model, on_one_core
-from study import download, kept, parse, run_calibrate, study_parser, write_record
+from small_models import load_model, on_all_cores
+from study import RESULTS, RUNS, WEIGHTS, download, kept, parse, run_calibrate, write_record
 from transformers import LlamaForCausalLM
 
 import calibrate
@@ -41,10 +38,8 @@ from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 
-ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "scripts" / "weights"
-RESULT = ROOT / "scripts" / "results" / "clrs-text.json"
-RUNS = ROOT / "runs" / "clrs-text"
+RESULT = RESULTS / "clrs-text.json"
+RUN = RUNS / "clrs-text"
 PACKAGES = ("dm-clrs==2.0.3", "chex==0.1.92", "toolz==1.2.0")  # Apache-2.0, Apache-2.0, BSD
 SEEDS = (0, 1, 2)
 STEPS, RATE = 3_000, 3e-3
@@ -75,21 +70,13 @@ ONCE = ("rope",)  # of the first seed alone
 
 
 def main() -> None:
-    steps = {
-        "train": train_model, "calibrate": calibrate_model, "tune": tune_model,
-        "measure": measure_arm,
-    }  # fmt: skip
-    parser = study_parser(__doc__, ["get", *steps])
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    options = parse(parser, markdown, RESULT)
-    RUNS.mkdir(parents=True, exist_ok=True)
-    for name in options.steps:
+    for name in parse(__doc__, markdown, RESULT, ["get", *STEPS]):
         if name == "get":
-            download(RUNS / "package", *PACKAGES)
+            download(WHEELS, *PACKAGES)
         else:
-            Parallel(options.jobs)(delayed(run_step)(steps[name], trial) for trial in trials(name))
-    if "measure" in options.steps:
-        write_result()
+            on_all_cores(STEPS[name], trials(name))
+        if name == "measure":
+            write_result()
 
 
 class Trial(NamedTuple):
@@ -108,7 +95,7 @@ class Trial(NamedTuple):
 
     def kept(self, what: str) -> Path:
         """The file of a measurement."""
-        return RUNS / f"{self.name}-{what}.json"
+        return RUN / f"{self.name}-{what}.json"
 
     @property
     def plain(self) -> "Trial":
@@ -122,21 +109,10 @@ def trials(step: str) -> list[Trial]:
     ]  # fmt: skip
 
 
-def run_step(step: Callable[[Trial], None], trial: Trial) -> None:
-    if not wheels():
-        sys.exit("the samplers are missing; run scripts/studies/clrs_text.py get first")
-    add_wheels(wheels())
-    on_one_core(step, trial)
-
-
-def wheels() -> list[Path]:
-    return sorted((RUNS / "package").glob("*.whl"))
-
-
 def train_model(trial: Trial) -> None:
     if not trial.weights.exists():
         model = apply_in_training(new_model(trial.seed), TRAINED[trial.arm], trial)
-        checkpoint = RUNS / f"{trial.name}.checkpoint"
+        checkpoint = RUN / f"{trial.name}.checkpoint"
         train_into(
             trial.weights, model, "train", trial.seed, STEPS, RATE, checkpoint,
             with_gaps=trial.arm != "rope",
@@ -147,7 +123,7 @@ def tune_model(trial: Trial) -> None:
     """Trains a plain model further, under a rule."""
     if not trial.weights.exists():
         model = apply_in_training(load_model(trial.plain.weights), TUNED[trial.arm], trial)
-        checkpoint = RUNS / f"{trial.name}.checkpoint"
+        checkpoint = RUN / f"{trial.name}.checkpoint"
         train_into(trial.weights, model, "tune", trial.seed, TUNING_STEPS, TUNING_RATE, checkpoint)
 
 
@@ -173,19 +149,19 @@ def own_fit(seed: int) -> Path:
 
 def calibrate_model(trial: Trial) -> None:
     """Collects prompts and fits through the model with the commands of the README."""
-    done = RUNS / f"{trial.name}-fitted"
+    done = RUN / f"{trial.name}-fitted"
     if own_fit(trial.seed).exists() or done.exists():
         return
-    prompts, examples = RUNS / f"{trial.name}-prompts.jsonl", RUNS / f"{trial.name}-examples"
+    prompts, examples = RUN / f"{trial.name}-prompts.jsonl", RUN / f"{trial.name}-examples"
     if not prompts.exists():
         lines = "\n".join(calibration_lines(trial.seed))
         write_atomically(prompts, lines.encode())
     run_calibrate("model", "collect", "--model", trial.weights, "--prompts", prompts,
                   "--out", examples, "--dtype", "float32")  # fmt: skip
-    run_calibrate("model", "fit", examples, "--name", trial.name, "--store", RUNS / "fits",
+    run_calibrate("model", "fit", examples, "--name", trial.name, "--store", RUN / "fits",
                   "--kind", KIND, "--trained-up-to", OCTAVE, "--steps", FIT_STEPS)  # fmt: skip
-    if (RUNS / "fits" / trial.name).exists():
-        write_atomically(own_fit(trial.seed), (RUNS / "fits" / trial.name / "1.json").read_bytes())
+    if (RUN / "fits" / trial.name).exists():
+        write_atomically(own_fit(trial.seed), (RUN / "fits" / trial.name / "1.json").read_bytes())
     done.touch()
 
 
@@ -211,14 +187,11 @@ def best_constant(trial: Trial) -> float:
 
 
 def measure_arm(trial: Trial) -> None:
-    model, rule = ARMS[trial.arm]
-    weights = Trial(trial.seed, model).weights
-    if not weights.exists():
-        print(f"{trial.name} is left out: {weights} is not trained", file=sys.stderr)
-        return
+    name, rule = ARMS[trial.arm]
 
     def measure():
-        applied = apply(load_model(weights), rule_of(rule, trial.seed))
+        model = load_model(Trial(trial.seed, name).weights)
+        applied = apply(model, rule_of(rule, trial.seed))
         return scores_of(applied, "measure", trial.seed, LENGTHS, PROMPTS)
 
     kept(trial.kept("scores"), measure)
@@ -238,14 +211,13 @@ def scores_of(
 
 
 def write_result() -> None:
-    """Writes the seeds of each arm that are measured, the first ones at least."""
-    paths = {
-        arm: [trial.kept("scores") for trial in trials("measure") if trial.arm == arm]
-        for arm in LABELS
-    }
+    """Writes the record, and draws its figure."""
     scored = {
-        arm: [json.loads(path.read_text()) for path in of_seeds if path.exists()]
-        for arm, of_seeds in paths.items() if of_seeds[0].exists()
+        arm: [
+            json.loads(trial.kept("scores").read_text())
+            for trial in trials("measure") if trial.arm == arm
+        ]
+        for arm in LABELS
     }  # fmt: skip
     record = {
         "seeds": SEEDS, "lengths": LENGTHS, "prompts": PROMPTS, "trained": TRAINED_LENGTHS,
@@ -263,6 +235,10 @@ def described(own: Fit) -> dict:
         "heads": [[e.layer, e.head, e.coefficients] for e in own.entries],
     }
 
+
+STEPS = {
+    "train": train_model, "calibrate": calibrate_model, "tune": tune_model, "measure": measure_arm
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

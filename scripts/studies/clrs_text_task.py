@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from small_models import save_model, train, warm_up_and_cosine
+from study import RUNS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # Of each task: what a prompt has before, between and behind its numbers, and what answers have.
@@ -56,6 +57,7 @@ PROMPTS_A_STEP = 6  # of each task
 PROMPTS_AT_ONCE = 50
 STREAMS = ("train", "tune", "calibrate", "measure")
 WARM_UP = 100  # steps
+WHEELS = RUNS / "clrs-text" / "package"  # dm-clrs, and what its samplers import
 
 Pair = tuple[list[int], list[int]]  # tokens of a prompt and of its answer
 
@@ -67,7 +69,7 @@ class Prompts(NamedTuple):
     answer: torch.Tensor  # (prompts, width) bool: tokens of the answer
 
 
-def add_wheels(wheels: Sequence[Path]) -> None:
+def add_wheels() -> None:
     """Makes the samplers of dm-clrs importable from its wheel, of which nothing is installed.
 
     Its packages are not executed: they import TensorFlow and Haiku, which samplers do not need,
@@ -75,8 +77,8 @@ def add_wheels(wheels: Sequence[Path]) -> None:
     """
     if "clrs" in sys.modules:
         return
-    sys.path += [str(wheel) for wheel in wheels]
-    (clrs,) = (wheel for wheel in wheels if wheel.name.startswith("dm_clrs"))
+    sys.path += map(str, sorted(WHEELS.glob("*.whl")))
+    (clrs,) = WHEELS.glob("dm_clrs*.whl")
     for name in ("clrs", "clrs._src", "clrs._src.clrs_text"):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(clrs / name.replace(".", "/"))]
@@ -89,6 +91,7 @@ def sample(task: str, length: int, numbers: Sequence[int], count: int) -> list[t
 
     Reference: `clrs._src.clrs_text.huggingface_generators`, with the same options.
     """
+    add_wheels()
     from clrs._src import samplers
     from clrs._src.clrs_text import clrs_utils
 

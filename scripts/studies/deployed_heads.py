@@ -41,7 +41,7 @@ from deployed_rules import (
     score,
 )
 from deployed_tables import LABELS, REACTION_HEADS, markdown
-from study import RESULTS, ROOT, RUNS, kept, parse, study_parser, write_record
+from study import RESULTS, ROOT, RUNS, kept, parse, write_record
 
 import calibrate
 from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
@@ -68,8 +68,7 @@ IMPROVEMENT = {LOG_SIZE: STYLES[LOG_SIZE], POLYNOMIAL: STYLES["own"], ETS: OTHER
 
 
 def main() -> None:
-    parser = study_parser(__doc__, STEPS)
-    for step in parse(parser, markdown, RESULT).steps:
+    for step in parse(__doc__, markdown, RESULT, STEPS):
         STEPS[step]()
 
 

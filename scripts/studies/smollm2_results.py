@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from study import table
+from study import RUNS, table
 
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure
 
-RUNS = Path(__file__).parents[2] / "runs" / "smollm2"
+RUN = RUNS / "smollm2"
 MODEL_NAME = "SmolLM2-135M-Instruct"
-MODEL = RUNS / MODEL_NAME  # made by the step `get` of smollm2.py
+MODEL = RUN / MODEL_NAME  # made by the step `get` of smollm2.py
 
 TEXT, ALL = "text", "all"
 MEASURED = (RIGHT, LOG_P, KL)

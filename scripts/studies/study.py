@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.fitting.fit import fit_solved
-from calibrate.fitting.options import FitOptions
+from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
@@ -21,13 +23,25 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "scripts" / "results"  # records, figures and pages
 WEIGHTS = ROOT / "scripts" / "weights"
 RUNS = ROOT / "runs"  # intermediate results
+JOBS = os.cpu_count() or 1  # processes
+FITTED = {
+    POLYNOMIAL: FitOptions(),
+    LEAST_SQUARES: FitOptions(loss=LEAST_SQUARES),
+    CONSTANT: FitOptions(CONSTANT),
+}
 
 
-def study_parser(about: str | None, steps: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """A parser for --markdown and, of a study that has steps, for their names.
+def parse(
+    about: str | None,
+    markdown: Callable[[dict], list[str]],
+    record: Path,
+    steps: Iterable[str] = (),
+) -> list[str]:
+    """The steps that the command line asks for; with --markdown, prints the tables and ends.
 
     Args:
       about: the docstring of the study, shown by --help.
+      markdown: gives the lines of the tables from the record.
       steps: names of its steps in their order; without any name given, all of them are done.
     """
     parser = argparse.ArgumentParser(
@@ -35,25 +49,15 @@ def study_parser(about: str | None, steps: Iterable[str] = ()) -> argparse.Argum
     )
     if names := list(steps):
         parser.add_argument("steps", nargs="*", help=f"of {', '.join(names)}; all without any")
-        parser.set_defaults(names=names)
     parser.add_argument("--markdown", action="store_true", help="print the tables of the record")
-    return parser
-
-
-def parse(
-    parser: argparse.ArgumentParser, markdown: Callable[[dict], list[str]], record: Path
-) -> argparse.Namespace:
-    """The options, with `steps` as asked for; ends after the tables with --markdown."""
+    parser.set_defaults(steps=[])
     options = parser.parse_args()
     if options.markdown:
         print("\n".join(markdown(json.loads(record.read_text()))))
         parser.exit()
-    names = getattr(options, "names", [])
-    if names:
-        options.steps = options.steps or names
-        if wrong := [name for name in options.steps if name not in names]:
-            parser.error(f"{', '.join(wrong)} is not a step; give any of {', '.join(names)}")
-    return options
+    if not set(options.steps) <= set(names):
+        parser.error(f"the steps are {', '.join(names)}")
+    return options.steps or names
 
 
 def kept(path: Path, measure: Callable[[], Any]) -> Any:
@@ -97,6 +101,18 @@ def fit_even_if_refused(
     except QualityError as refusal:
         fit = fit_solved(solved.collection, solved, name, options, refuse=False).fit
         return fit, str(refusal)
+
+
+def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Fit], dict[str, Any]]:
+    """The default, the paper's procedure and a constant, and facts for the record."""
+    fitted = {rule: fit_even_if_refused(solved, options) for rule, options in FITTED.items()}
+    fits = {rule: fit for rule, (fit, _) in fitted.items()}
+    return fits, {
+        "refused": {rule: refusal for rule, (_, refusal) in fitted.items() if refusal},
+        "degrees_of_freedom": fits[POLYNOMIAL].effective_degrees,
+        "r_squared": {rule: fits[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)},
+        "verdict": fits[POLYNOMIAL].verdict,
+    }
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

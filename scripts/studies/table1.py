@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from study import (
-    fit_even_if_refused,
+    RESULTS,
+    RUNS,
+    fit_rules,
     kept,
     mean_and_error,
     parse,
-    study_parser,
     table,
     with_errors,
     write_record,
@@ -31,15 +32,12 @@ from calibrate.evidence.baselines import HARD, PAPER, hard_attention, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
-from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
-from calibrate.store.fit import Fit
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "scripts" / "results" / "table1.json"
-FOLDER = ROOT / "runs" / "table1"
+RESULT = RESULTS / "table1.json"
 N_HEADS = 10
 SIZES = [16 << i for i in range(11)]
 FIT_SETS, SCORED_SETS = 1_024, 2_048
@@ -70,9 +68,9 @@ PAPERS_TABLE = {
 
 
 def main() -> None:
-    parse(study_parser(__doc__), markdown, RESULT)
+    parse(__doc__, markdown, RESULT)
     names = [f"max-retrieval-{i}" for i in range(N_HEADS)]
-    heads = [kept(FOLDER / f"{name}.json", partial(result_of, name)) for name in names]
+    heads = [kept(RUNS / "table1" / f"{name}.json", partial(result_of, name)) for name in names]
     record = {"sizes": SIZES, "heads": heads, "table_1_of_the_paper": PAPERS_TABLE}
     record = write_record(RESULT, record, digits=6)
     draw_record(RESULT.with_suffix(".png"), record)
@@ -81,7 +79,8 @@ def main() -> None:
 
 def result_of(name: str) -> dict:
     """Fits a head and scores every rule on new inputs: its numbers by rule and n."""
-    rules, facts = fit_rules(name)
+    rules, facts = fit_rules(calibrate.solve(calibrate.collect(name, SIZES, FIT_SETS)))
+    facts["coefficients"] = {rule: fit.coefficients for rule, fit in rules.items()}
     scored = {PAPER: paper(), HARD: hard_attention(), **rules}
     evidence = score_head(load_head(name), SIZES, SCORED_SETS, 1, scored)
     by_size = list(evidence.by("size").values())
@@ -91,25 +90,6 @@ def result_of(name: str) -> dict:
         for rule in evidence.rules
     }
     return {"head": name, **facts, "rules": numbers}
-
-
-def fit_rules(name: str) -> tuple[dict[str, Fit], dict]:
-    """The rules of a head, and facts about the default fit."""
-    solved = calibrate.solve(calibrate.collect(name, SIZES, FIT_SETS))
-    options = {
-        POLYNOMIAL: FitOptions(),
-        LEAST_SQUARES: FitOptions(loss=LEAST_SQUARES),
-        CONSTANT: FitOptions(CONSTANT),
-    }
-    fitted = {rule: fit_even_if_refused(solved, given) for rule, given in options.items()}
-    rules = {rule: fit for rule, (fit, _) in fitted.items()}
-    return rules, {
-        "refused": {rule: refusal for rule, (_, refusal) in fitted.items() if refusal},
-        "degrees_of_freedom": rules[POLYNOMIAL].effective_degrees,
-        "r_squared": {rule: rules[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)},
-        "coefficients": {rule: rules[rule].coefficients for rule in options},
-        "verdict": rules[POLYNOMIAL].verdict,
-    }
 
 
 def numbers_of(items: Evidence, rule: str) -> dict[str, float]:

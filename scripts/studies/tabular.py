@@ -17,9 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
-from small_models import load_model, on_one_core
-from study import kept, mean_and_error, parse, study_parser, table, with_errors, write_record
+from small_models import load_model, on_all_cores
+from study import (
+    RESULTS,
+    RUNS,
+    WEIGHTS,
+    kept,
+    mean_and_error,
+    parse,
+    table,
+    with_errors,
+    write_record,
+)
 from tabular_model import TRAINED_ROWS, TableModel, log_p_of, train_into
 from tabular_tasks import (
     CLASSES,
@@ -41,10 +50,8 @@ from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figu
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 
-ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "scripts" / "weights"
-RESULT = ROOT / "scripts" / "results" / "tabular.json"
-RUNS = ROOT / "runs" / "tabular"
+RESULT = RESULTS / "tabular.json"
+RUN = RUNS / "tabular"
 SEEDS = (0, 1, 2)
 STEPS, RATE = 8_000, 2e-3
 SIZES = [16 << 2 * i for i in range(5)]  # labelled rows, up to 64 times the trained ones
@@ -86,10 +93,8 @@ SHOWN = {
 
 def main() -> None:
     steps = {"train": train_model, "calibrate": calibrate_model, "measure": measure_model}
-    names = parse(study_parser(__doc__, steps), markdown, RESULT).steps
-    RUNS.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        found = Parallel(n_jobs=-1)(delayed(on_one_core)(steps[name], seed) for seed in SEEDS)
+    for name in parse(__doc__, markdown, RESULT, steps):
+        found = on_all_cores(steps[name], SEEDS)
         if name == "measure":
             record = {"seeds": SEEDS, "sizes": SIZES, "tables": MEASURED, "queries": QUERIES}
             record |= {"draws": DRAWS, "found": found}
@@ -102,7 +107,7 @@ def weights_of(seed: int) -> Path:
 
 def train_model(seed: int) -> None:
     if not weights_of(seed).exists():
-        train_into(weights_of(seed), seed, STEPS, RATE, RUNS / f"{seed}.checkpoint")
+        train_into(weights_of(seed), seed, STEPS, RATE, RUN / f"{seed}.checkpoint")
 
 
 def calibrate_model(seed: int) -> None:
@@ -166,7 +171,7 @@ def measure_model(seed: int) -> dict:
 
 
 def kept_in(seed: int, what: str) -> Path:
-    return RUNS / f"{seed}-{what}.json"
+    return RUN / f"{seed}-{what}.json"
 
 
 def best_constant(model: TableModel, seed: int) -> float:

@@ -13,20 +13,26 @@ fresh targets hides a difference.
 import warnings
 from importlib.metadata import version
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from joblib import Parallel, delayed
 from scipy.special import log_softmax
-from study import kept, mean_and_error, parse, study_parser, table, with_errors, write_record
+from study import (
+    RESULTS,
+    RUNS,
+    kept,
+    mean_and_error,
+    parse,
+    table,
+    with_errors,
+    write_record,
+)
 
 import calibrate
 from calibrate.evidence.evidence import BASELINE
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "scripts" / "results" / "temperature-scaling.json"
-FOLDER = ROOT / "runs" / "temperature"
+RESULT = RESULTS / "temperature-scaling.json"
 SEEDS = 20
 FRESH = 1_000  # rows
 BINS = 15  # of the calibration error
@@ -48,7 +54,7 @@ TABLE_ROWS = 800
 
 
 def main() -> None:
-    parse(study_parser(__doc__), markdown, RESULT)
+    parse(__doc__, markdown, RESULT)
     samples = Parallel(n_jobs=2)(delayed(compare)(cell) for cell in GRID)
     cells = [cell._asdict() | summary(found) for cell, found in zip(GRID, samples, strict=True)]
     record = write_record(RESULT, {"scikit-learn": version("scikit-learn"), "cells": cells})
@@ -57,7 +63,7 @@ def main() -> None:
 
 def compare(cell: Cell) -> list[dict]:
     """The scores of each seed, from an earlier run if there are any."""
-    path = FOLDER / f"{cell.classes}-{cell.rows}-{cell.beta:g}.json"
+    path = RUNS / "temperature" / f"{cell.classes}-{cell.rows}-{cell.beta:g}.json"
 
     def samples() -> list[dict]:
         fresh, _ = draw(np.random.default_rng(SEEDS), cell._replace(rows=FRESH))

@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
-from small_models import load_model, on_one_core
+from small_models import load_model, on_all_cores
 from study import (
+    RESULTS,
+    RUNS,
+    WEIGHTS,
     kept,
     mean_and_error,
     parse,
     run_calibrate,
-    study_parser,
     table,
     with_errors,
     write_record,
@@ -55,11 +56,9 @@ from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import attend_with, register
 
-ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "scripts" / "weights"
-RESULT = ROOT / "scripts" / "results" / "two-queries.json"
-RUNS = ROOT / "runs" / "two-queries"
-STORE = RUNS / "fits"
+RESULT = RESULTS / "two-queries.json"
+RUN = RUNS / "two-queries"
+STORE = RUN / "fits"
 SEEDS = (0, 1, 2)
 HEADS = (2, 4)  # of each layer
 TUNED_HEADS = 2  # of the models that are trained further
@@ -102,10 +101,8 @@ def main() -> None:
         "train": train_model, "calibrate": calibrate_model, "through": fit_through_model,
         "tune": tune_model, "measure": measure_model,
     }  # fmt: skip
-    names = parse(study_parser(__doc__, steps), markdown, RESULT).steps
-    for name in names:
-        trials = [Trial(n, seed) for n in HEADS for seed in SEEDS]
-        results = Parallel(n_jobs=2)(delayed(on_one_core)(steps[name], trial) for trial in trials)
+    for name in parse(__doc__, markdown, RESULT, steps):
+        results = on_all_cores(steps[name], (Trial(n, seed) for n in HEADS for seed in SEEDS))
         if name == "measure":
             record = {"seeds": list(SEEDS), "sizes": SIZES, "prompts": PROMPTS}
             rows = iter(results)
@@ -129,14 +126,14 @@ class Trial(NamedTuple):
 
     def kept(self, what: str) -> Path:
         """The file of a measurement."""
-        return RUNS / f"{self.name}-{what}.json"
+        return RUN / f"{self.name}-{what}.json"
 
     def tuned(self, arm: str) -> Path:
-        return RUNS / f"{self.name}-{arm}"
+        return RUN / f"{self.name}-{arm}"
 
     @property
     def examples(self) -> Path:
-        return RUNS / f"{self.name}-examples"
+        return RUN / f"{self.name}-examples"
 
     def fit(self, suffix: str = "") -> Fit:
         """A fit of the model; the identity if no head is worth one."""
@@ -154,7 +151,7 @@ def train_model(trial: Trial) -> None:
 def calibrate_model(trial: Trial) -> None:
     """Captures, collects and fits with the commands of the README."""
     if not (STORE / trial.name).exists():
-        captured, run = RUNS / f"{trial.name}-captured", RUNS / trial.name
+        captured, run = RUN / f"{trial.name}-captured", RUN / trial.name
         capture_model(trial, captured)
         run_calibrate("collect", "--logits", captured, "--out", run)
         run_calibrate("fit", run, "--name", trial.name, "--store", STORE)
@@ -178,7 +175,7 @@ def fit_through_model(trial: Trial) -> None:
     """Collects prompts and fits through the model with the commands of the README."""
     if (STORE / (trial.name + THROUGH)).exists():
         return
-    folder, prompts = RUNS / f"{trial.name}-model", RUNS / f"{trial.name}-prompts.jsonl"
+    folder, prompts = RUN / f"{trial.name}-model", RUN / f"{trial.name}-prompts.jsonl"
     model = load_model(trial.weights)
     # All positions are 0, or near: a command runs the model as its configuration has it.
     model.config.rope_parameters = {"rope_type": "linear", "factor": 1e30, "rope_theta": 1e4}
