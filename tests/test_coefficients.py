@@ -112,6 +112,7 @@ def test_the_schema_has_the_types_that_the_loader_checks():
     write_schemas = runpy.run_path(str(ROOT / "scripts" / "tools" / "write_schemas.py"))
     text = write_schemas["text_of"](write_schemas["json_schema"]()) + "\n"
     assert SCHEMA_FILE.read_text() == text
+    assert '"description": ""' not in text
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
 
 

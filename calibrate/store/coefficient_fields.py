@@ -1,7 +1,7 @@
 """The fields of the coefficient file, schema 1.0.
 
-scripts/tools/write_schemas.py has their meanings, and writes `schemas/coefficient-file-1.0.json`,
-for other readers, from these types. Conditions between fields are checked in `fit.py`, `entries.py`
+scripts/tools/write_schemas.py writes these types into `schemas/coefficient-file-1.0.json`, which has
+their meanings, for other readers. Conditions between fields are checked in `fit.py`, `entries.py`
 and `coefficient_file.py`.
 """
 
