@@ -1,8 +1,8 @@
 """The fields of the coefficient file, schema 1.0.
 
-scripts/tools/write_schemas.py writes these types into `schemas/coefficient-file-1.0.json`, which has
-their meanings, for other readers. Conditions between fields are checked in `fit.py`, `entries.py`
-and `coefficient_file.py`.
+scripts/tools/write_schemas.py writes these types into `schemas/coefficient-file-1.0.json`, for other
+readers; the meanings of fields stand there. Conditions between fields are checked in `fit.py`,
+`entries.py` and `coefficient_file.py`.
 """
 
 from typing import Annotated, Any, Literal

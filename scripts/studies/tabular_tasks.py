@@ -33,15 +33,7 @@ class Tables(NamedTuple):
     n_labelled: int
 
 
-def draw(
-    rng: np.random.Generator,
-    count: int,
-    n_labelled: int,
-    n_queries: int,
-    noise: float = NOISE,
-    cells: tuple[int, int] = CELLS,
-    steepness: tuple[float, float] = STEEPNESS,
-) -> Tables:
+def draw(rng: np.random.Generator, count: int, n_labelled: int, n_queries: int) -> Tables:
     """Random tables."""
     n = n_labelled + n_queries
     used = np.arange(FEATURES) < rng.integers(2, FEATURES + 1, (count, 1))
@@ -49,23 +41,19 @@ def draw(
     n_classes = rng.integers(2, CLASSES + 1, (count, 1))
     is_cells = rng.random((count, 1)) < 0.5
     of_cells, of_network = (
-        _of_cells(rng, features, used, n_classes, cells),
-        _of_network(rng, features, n_classes, steepness),
+        _of_cells(rng, features, used, n_classes),
+        _of_network(rng, features, n_classes),
     )
     labels = np.where(is_cells, of_cells, of_network)
-    is_noise = rng.random((count, n)) < noise
+    is_noise = rng.random((count, n)) < NOISE
     labels = np.where(is_noise, rng.integers(0, n_classes, (count, n)), labels)
     return Tables(features.astype(np.float32), labels, n_labelled)
 
 
 def _of_cells(
-    rng: np.random.Generator,
-    features: np.ndarray,
-    used: np.ndarray,
-    n_classes: np.ndarray,
-    cells: tuple[int, int],
+    rng: np.random.Generator, features: np.ndarray, used: np.ndarray, n_classes: np.ndarray
 ) -> np.ndarray:
-    count, (least, most) = len(features), cells
+    count, (least, most) = len(features), CELLS
     points = rng.standard_normal((count, most, FEATURES)) * used[:, None]
     # |x - p|^2, but for what all cells of a row have in common
     distance = (points**2).sum(-1)[:, None] - 2 * features @ points.swapaxes(1, 2)
@@ -75,13 +63,10 @@ def _of_cells(
 
 
 def _of_network(
-    rng: np.random.Generator,
-    features: np.ndarray,
-    n_classes: np.ndarray,
-    steepness: tuple[float, float],
+    rng: np.random.Generator, features: np.ndarray, n_classes: np.ndarray
 ) -> np.ndarray:
     count = len(features)
-    steep = np.exp(rng.uniform(*np.log(steepness), (count, 1, 1)))
+    steep = np.exp(rng.uniform(*np.log(STEEPNESS), (count, 1, 1)))
     weights = rng.standard_normal((count, FEATURES, HIDDEN))
     hidden = np.tanh(steep * (features @ weights + rng.standard_normal((count, 1, HIDDEN))))
     out = hidden @ rng.standard_normal((count, HIDDEN, CLASSES))

@@ -21,6 +21,7 @@ PATH = Path(coefficient_fields.__file__).parent / "schemas" / NAME
 
 Schema = dict[str, Any]
 
+
 def json_schema() -> Schema:
     """The schema of the whole file; lengths of lists in `entries` depend on the kind of rule."""
     old = json.loads(PATH.read_text())
