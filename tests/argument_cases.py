@@ -5,6 +5,7 @@ each argument.
 """
 
 import http.server
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -323,23 +324,6 @@ def _():
     return Cases(calibrate.susceptibility, record_array, {"logits": LOGITS}, changes)
 
 
-@cases_of("calibrate.jax.entropy")
-def _():
-    changes = {"logits": change(OTHER), "axis": change(0), "where": change(REAL)}
-    return Cases(calibrate.jax.entropy, record_array, {"logits": LOGITS}, changes)
-
-
-@cases_of("calibrate.jax.inverse_temperature")
-def _():
-    changes = {
-        "H": change(np.float32([1.0, 2.5])),
-        "coefficients": change(calibrate.load("max-retrieval")),
-        "n": change(64, coefficients=by_size(), H=None, raises=CoefficientsError),
-    }
-    base = {"H": np.float32([1.0, 2.0]), "coefficients": calibrate.load("paper")}
-    return Cases(calibrate.jax.inverse_temperature, record_array, base, changes)
-
-
 def gradient_of(function):
     """The gradient by `logits` or `query` of the sum of squares of what a function returns."""
 
@@ -351,17 +335,45 @@ def gradient_of(function):
     return differentiated
 
 
-@cases_of("calibrate.jax.adaptive_softmax")
-def _():
-    changes = {
-        "logits": change(OTHER),
-        "coefficients": change(calibrate.identity()),
-        "axis": change(0),
-        "where": change(REAL),
-        "entropy_gradient": change(False, differentiate=True),
-    }
-    base = {"logits": LOGITS, "coefficients": calibrate.load("paper")}
-    return Cases(calibrate.jax.adaptive_softmax, record_array, base, changes)
+def register_runtime(package, axis, needs="numpy", convert=dict, more_of_softmax=dict):
+    """Registers the cases of the functions that each framework has.
+
+    Args:
+      axis: the name of this argument.
+      convert: makes the framework's arrays of keywords.
+      more_of_softmax: gives further arguments of softmax.
+    """
+
+    def function(name):
+        return getattr(importlib.import_module(package), name)
+
+    def changes(**values):
+        return {name: change(value) for name, value in convert(**values).items()}
+
+    @cases_of(f"{package}.entropy", needs)
+    def _():
+        changed = changes(logits=OTHER, **{axis: 0}, where=REAL)
+        return Cases(function("entropy"), record_array, convert(logits=LOGITS), changed)
+
+    @cases_of(f"{package}.inverse_temperature", needs)
+    def _():
+        changed = changes(H=np.float32([1, 2.5]), coefficients=calibrate.load("max-retrieval"))
+        changed["n"] = change(64, coefficients=by_size(), H=None, raises=CoefficientsError)
+        base = convert(H=np.float32([1, 2]), coefficients=calibrate.load("paper"))
+        return Cases(function("inverse_temperature"), record_array, base, changed)
+
+    @cases_of(f"{package}.adaptive_softmax", needs)
+    def _():
+        changed = changes(
+            logits=OTHER, coefficients=calibrate.identity(), **{axis: 0}, where=REAL,
+            **more_of_softmax(),
+        )  # fmt: skip
+        changed["entropy_gradient"] = change(False, differentiate=True)
+        base = convert(logits=LOGITS, coefficients=calibrate.load("paper"))
+        return Cases(function("adaptive_softmax"), record_array, base, changed)
+
+
+register_runtime("calibrate.jax", "axis")
 
 
 @cases_of("calibrate.jax.dot_product_attention")

@@ -14,21 +14,18 @@ import numpy as np
 import pytest
 from argument_cases import (
     CASES,
-    LOGITS,
-    OTHER,
     REAL,
     Cases,
-    by_size,
     cases_of,
     change,
     gradient_of,
     record_array,
     record_fit,
+    register_runtime,
 )
 
 import calibrate
 import calibrate.jax
-from calibrate.errors import CoefficientsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of fits that gain nothing
 
@@ -42,39 +39,13 @@ def tensors(**arguments):
     }
 
 
-@cases_of("calibrate.torch.entropy", "torch")
-def _():
-    import calibrate.torch
-
-    values = tensors(logits=OTHER, dim=0, where=REAL)
-    changes = {name: change(value) for name, value in values.items()}
-    return Cases(calibrate.torch.entropy, record_array, tensors(logits=LOGITS), changes)
-
-
-@cases_of("calibrate.torch.inverse_temperature", "torch")
-def _():
-    import calibrate.torch
-
-    values = tensors(H=np.float32([1.0, 2.5]), coefficients=calibrate.load("max-retrieval"))
-    changes = {name: change(value) for name, value in values.items()}
-    changes["n"] = change(64, coefficients=by_size(), H=None, raises=CoefficientsError)
-    base = tensors(H=np.float32([1.0, 2.0]), coefficients=calibrate.load("paper"))
-    return Cases(calibrate.torch.inverse_temperature, record_array, base, changes)
-
-
-@cases_of("calibrate.torch.adaptive_softmax", "torch")
-def _():
+def float64():
     import torch
 
-    import calibrate.torch
+    return {"dtype": torch.float64}
 
-    values = tensors(
-        logits=OTHER, coefficients=calibrate.identity(), dim=0, where=REAL, dtype=torch.float64
-    )
-    changes = {name: change(value) for name, value in values.items()}
-    changes["entropy_gradient"] = change(False, differentiate=True)
-    base = tensors(logits=LOGITS, coefficients=calibrate.load("paper"))
-    return Cases(calibrate.torch.adaptive_softmax, record_array, base, changes)
+
+register_runtime("calibrate.torch", "dim", "torch", tensors, float64)
 
 
 @cases_of("calibrate.torch.scaled_dot_product_attention", "torch")

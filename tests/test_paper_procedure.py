@@ -41,26 +41,6 @@ def test_few_rows_give_what_the_record_says(record, tmp_path):
         assert result["r_squared"][rule] == pytest.approx(r_squared, abs=1e-3)
 
 
-def test_norms_of_queries_are_log_normal_and_noise_is_equal():
-    head = paper_procedure_data.RecallOfManyNorms()
-    batch = head.sample(0, 16, 4_000)
-    key = batch.key[np.arange(4_000), batch.target]
-    norm = np.log(np.linalg.norm(batch.query, axis=1) / np.linalg.norm(key, axis=1))
-    assert norm.std() == pytest.approx(1, abs=0.05)
-    cosine = (batch.query * key).sum(1) / np.linalg.norm(batch.query, axis=1)
-    assert np.corrcoef(cosine / np.linalg.norm(key, axis=1), norm)[0, 1] < 0.2
-
-
-def test_arrays_have_the_properties_that_they_are_named_for():
-    rng = np.random.default_rng(0)
-    logits, target = paper_procedure_data.near_ties(rng, 500, 64)
-    below = logits.max(axis=1) - logits[np.arange(500), target]
-    assert ((below > 0) & (below <= 1e-5)).sum() > 30
-    logits, _ = paper_procedure_data.query_norms(rng, 500, 64)
-    deviation = logits.std(axis=1)
-    assert deviation.max() > 10 * deviation.min()
-
-
 @pytest.mark.slow
 def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains():
     (ax, *_) = paper_procedure.optimal_beta_figure().axes

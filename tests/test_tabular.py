@@ -11,9 +11,6 @@ from study import mean_and_error
 from study_pages import page_of, record_of
 
 import calibrate
-from calibrate.core.rule import RuleForm
-from calibrate.store.entries import Entry
-from calibrate.store.fit import Fit
 
 
 @pytest.fixture
@@ -61,25 +58,6 @@ def test_a_query_sees_labelled_rows_alone(model):
     assert (np.abs(moved - found).max(axis=-1) > 1e-5).all()
 
 
-def test_the_order_of_labelled_rows_changes_nothing(model):
-    tables = drawn()
-    order = [*np.random.default_rng(1).permutation(20), *range(20, 26)]
-    other = tables._replace(features=tables.features[:, order], labels=tables.labels[:, order])
-    np.testing.assert_allclose(log_p(model, other), log_p(model, tables), atol=1e-5)
-
-
-def test_a_rule_of_one_head_is_its_logits_times_beta(model):
-    tables, head = drawn(n=100), slice(32, 48)
-    plain = log_p(model, tables)
-    line = Fit(RuleForm.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
-    tabular.apply(model, line, **tabular.SMALL)
-    found = log_p(model, tables)
-    assert np.abs(found - plain).max() > 1e-4
-    model.set_attn_implementation("sdpa")
-    model.layers[1].attention.q_proj.weight.data[head] *= 0.5 * np.log(100) + 0.4
-    np.testing.assert_allclose(found, log_p(model, tables), atol=1e-5)
-
-
 def test_a_rule_of_entropy_is_query_by_query(model):
     paper, attention = calibrate.load("paper@1"), model.layers[0].attention
     tabular.apply(model, paper, **tabular.SMALL)
@@ -114,20 +92,6 @@ def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens():
     fit = calibrate.fit_model(model, batches, tabular.log_p, kind="constant", steps=3, size=40)
     assert {entry.layer for entry in fit.entries} <= {None, 0, 1, 2}
     assert np.mean([entry.coefficients[-1] for entry in fit.entries]) > 1.05
-
-
-def test_peers_know_a_simple_table():
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((1, 300, 4)).astype(np.float32)
-    labels = (features[..., 0] > 0).astype(int) + 1
-    tables = tabular_tasks.Tables(features, labels, 200)
-    for peer in (tabular_tasks.neighbours, tabular_tasks.regression):
-        right, loss = tabular.score(peer, tables)
-        assert right > 0.85
-        assert loss < 0.4
-        np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
-    one = tables._replace(labels=np.full_like(labels, 2))
-    assert tabular.score(tabular_tasks.regression, one)[0] == 1
 
 
 def test_the_answer_and_its_costs_are_the_record():
