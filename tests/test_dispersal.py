@@ -69,6 +69,8 @@ def test_the_record_and_its_figure(examples, tmp_path):
     assert list(spreads) == [f"{n}" for n in SIZES]
     assert spreads["128"]["measured"] == round(float(np.median(examples[1].spread())), 1)
     assert all(spread["measured"] < spread["bound"] for spread in spreads.values())
-    figure = dispersal.heatmap_figure(examples, [None, calibrate.load("max-retrieval@1")])
+    figure = dispersal.heatmap_figure(
+        examples, [dispersal.BASELINE, calibrate.load("max-retrieval@1")]
+    )
     save_figure(tmp_path / "x.png", figure)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -82,56 +82,18 @@ CALIBRATION_CLASSES = tuple(TEMPLATES)[:N_EARLIER:2]
 TEST_CLASSES = tuple(TEMPLATES)[1:N_EARLIER:2]
 KEPT_CLASSES = tuple(TEMPLATES)[N_EARLIER:]
 REAGENTS = (
-    "CCN(CC)CC",
-    "CCN(C(C)C)C(C)C",
-    "ClCCl",
-    "CN(C)C=O",
-    "C1CCOC1",
-    "O",
-    "CO",
-    "CCO",
-    "CC#N",
-    "Cc1ccccc1",
-    "CS(C)=O",
-    "CC(=O)O",
-    "C1COCCO1",
-    "CCOC(C)=O",
-    "CN1CCCC1=O",
-    "c1ccncc1",
-    "[Na+]~[OH-]",
-    "O=C([O-])[O-]~[K+]~[K+]",
-    "[Cs+]~[Cs+]~O=C([O-])[O-]",
-    "CC(C)(C)[O-]~[K+]",
-    "c1ccc(P(c2ccccc2)c2ccccc2)cc1",
-    "CCCC[N+](CCCC)(CCCC)CCCC~[Br-]",
-    "O=S(=O)(O)O",
-    "[Pd]",
-    "CCN=C=NCCCN(C)C~Cl",
-    "On1nnc2ccccc21",
-    "CN(C)c1ccncc1",
-    "[H][H]",
-    "Cl",
-)
+    "CCN(CC)CC", "CCN(C(C)C)C(C)C", "ClCCl", "CN(C)C=O", "C1CCOC1", "O", "CO", "CCO", "CC#N",
+    "Cc1ccccc1", "CS(C)=O", "CC(=O)O", "C1COCCO1", "CCOC(C)=O", "CN1CCCC1=O", "c1ccncc1",
+    "[Na+]~[OH-]", "O=C([O-])[O-]~[K+]~[K+]", "[Cs+]~[Cs+]~O=C([O-])[O-]", "CC(C)(C)[O-]~[K+]",
+    "c1ccc(P(c2ccccc2)c2ccccc2)cc1", "CCCC[N+](CCCC)(CCCC)CCCC~[Br-]", "O=S(=O)(O)O", "[Pd]",
+    "CCN=C=NCCCN(C)C~Cl", "On1nnc2ccccc21", "CN(C)c1ccncc1", "[H][H]", "Cl",
+)  # fmt: skip
 # Fragments: the first atom takes a bond from outside, {} is a place for another fragment.
 CORES = (
-    "c1ccc{}cc1",
-    "c1cc{}cc{}c1",
-    "c1cc{}c{}cc1",
-    "c1cc{}ccc1{}",
-    "c1nc{}ccc1{}",
-    "c1nc{}ncc1",
-    "c1cc{}sc1{}",
-    "c1ccc2cc{}ccc2c1",
-    "c1cc2c(cc1{})n(C)cc2",
-    "C1CCC{}CC1",
-    "C1CCN{}CC1",
-    "CCC{}C",
-    "CC{}C",
-    "CCCCC",
-    "c1cc{}cc2ccc{}nc12",
-    "C1CCCC1",
-    "c1c{}noc1{}",
-)
+    "c1ccc{}cc1", "c1cc{}cc{}c1", "c1cc{}c{}cc1", "c1cc{}ccc1{}", "c1nc{}ccc1{}", "c1nc{}ncc1",
+    "c1cc{}sc1{}", "c1ccc2cc{}ccc2c1", "c1cc2c(cc1{})n(C)cc2", "C1CCC{}CC1", "C1CCN{}CC1",
+    "CCC{}C", "CC{}C", "CCCCC", "c1cc{}cc2ccc{}nc12", "C1CCCC1", "c1c{}noc1{}",
+)  # fmt: skip
 GROUPS = ("C", "OC", "F", "Cl", "C#N", "C(F)(F)F", "CC", "C(C)C", "C(C)(C)C", "SC", "N(C)C")
 LINKERS = ("C{}", "CC{}", "OC{}", "C(=O)N(C){}", "S(=O)(=O){}", "C(=O){}", "O{}", "CCC{}")
 

