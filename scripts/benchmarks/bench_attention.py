@@ -3,16 +3,22 @@
 python scripts/benchmarks/bench_attention.py          # a table, on one core, two and all
 python scripts/benchmarks/bench_attention.py --here   # the same on the devices that a process finds
 python scripts/benchmarks/bench_attention.py --memory # peaks of memory at 16,384 tokens
+
+A peak is over what there was before a call, its result included, in a process of its own on one
+core; Linux only.
 """
 
 import copy
+import gc
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from peak_memory import ASKED, show_peaks
 from timing import Row, answer_help, summarise
 
 import calibrate
@@ -45,6 +51,15 @@ OF_TORCH = (
     "a mask", "a mask, gradients", "a bias", "a bias, gradients", "a bias, compiled",
     "a bias, compiled, gradients",
 )  # fmt: skip
+
+
+ON_ONE_CORE = {
+    "OMP_NUM_THREADS": "1",
+    "NPROC": "1",
+    # What is freed goes back to the system, so that resident memory is what is in use.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+}
 
 
 def arrays(call: Call, *, length_first: bool) -> list[np.ndarray]:
@@ -181,21 +196,49 @@ def prepared_in_torch(options: str, is_own: bool) -> Callable[[], object]:
 
 
 def memory() -> None:
-    prepare: dict[str, Callable[[bool], Any]] = {
+    """Prints the peaks, or that of a row and column that the last words name."""
+    rows: dict[str, Callable[[bool], Any]] = {
         f"JAX, {name}, heads: {heads}": partial(prepared_in_jax, wrap, heads)
         for heads in (1, 8)
         for name, wrap in (("causal", partial), ("causal, gradients", gradients))
     }
-    prepare |= {f"PyTorch, {name}": partial(prepared_in_torch, name) for name in OF_TORCH}
-    show_peaks(
-        f"{LONG:,} tokens, one head of 64 unless said",
-        {row: {"stock": partial(p, False), "ours": partial(p, True)} for row, p in prepare.items()},
-    )
+    rows |= {f"PyTorch, {name}": partial(prepared_in_torch, name) for name in OF_TORCH}
+    if sys.argv[-1] in ("stock", "ours"):
+        row, column = sys.argv[-2:]
+        prepared = rows[row](column == "ours")
+        print(prepared if isinstance(prepared, int) else peak_bytes(prepared))
+        return
+    for row in rows:
+        stock, ours = (measured(row, column) / 1e6 for column in ("stock", "ours"))
+        print(f"{row:>40}: stock {stock:,.1f} MB; ours {ours:,.1f} MB, {ours / stock:.2g} times",
+              flush=True)  # fmt: skip
+
+
+def measured(row: str, column: str) -> int:
+    ended = subprocess.run(
+        [sys.executable, __file__, "--memory", row, column], env=os.environ | ON_ONE_CORE,
+        check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return int(ended.stdout.splitlines()[-1])
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """The most resident memory during a call, over what there was before."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kib("VmRSS")
+    call()
+    return 1024 * (kib("VmHWM") - before)
+
+
+def kib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    if ASKED in sys.argv:
+    if "--memory" in sys.argv:
         memory()
     else:
         summarise(rows_of_jax, rows_of_torch, rows_of_transformers, rounds=5)
