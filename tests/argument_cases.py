@@ -9,7 +9,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,42 +204,6 @@ def _():
 
     changes = {"kind": change("constant"), "seed": change(7)}
     return Cases(calibrate.SoftmaxCalibrator, record, {"kind": "polynomial"}, changes)
-
-
-@cases_of("calibrate.SoftmaxCalibrator().fit")
-def _():
-    def record(calibrator):
-        return record_fit(calibrator.coefficients_)
-
-    X, y = scored()
-    changes = {
-        "X": change(scored(noise=0.9)[0]),
-        "y": change(TARGETS_WITH_ERRORS),
-        "groups": change(FEWER),
-        "sample_weight": change(np.arange(300) % 3 / 2),
-    }
-    fit = calibrate.SoftmaxCalibrator("constant").fit
-    return Cases(fit, record, {"X": X, "y": y, "groups": GROUPS}, changes)
-
-
-@cache
-def calibrator():
-    return calibrate.SoftmaxCalibrator("constant").fit(*scored(), GROUPS)
-
-
-def estimator_cases(method, *changed):
-    X, y = scored()
-    values = {"X": (X, scored(noise=0.9)[0]), "y": (y, TARGETS_WITH_ERRORS)}
-    base = {name: values[name][0] for name in changed}
-    changes = {name: change(values[name][1]) for name in changed}
-    return Cases(getattr(calibrator(), method), record_array, base, changes)
-
-
-cases_of("calibrate.SoftmaxCalibrator().predict")(partial(estimator_cases, "predict", "X"))
-cases_of("calibrate.SoftmaxCalibrator().predict_proba")(
-    partial(estimator_cases, "predict_proba", "X")
-)
-cases_of("calibrate.SoftmaxCalibrator().score")(partial(estimator_cases, "score", "X", "y"))
 
 
 @cases_of("calibrate.Fit().save")

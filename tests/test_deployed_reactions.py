@@ -11,7 +11,6 @@ import torch
 from deployed_reactions_smiles import Reaction, atom_positions, tokenize
 from tiny_models import tiny_albert
 
-import calibrate
 from calibrate.storage.npz import write_arrays
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "C", "O", "N", ".", ">>", "(", ")", "=")
@@ -81,29 +80,6 @@ def test_logits_are_those_of_the_models_attention_to_reactant_atoms(head, reacti
     np.testing.assert_allclose(
         probs / probs.sum(1, keepdims=True), own / own.sum(1, keepdims=True), rtol=1e-4
     )
-
-
-def test_captured_logits_of_shared_layers_are_the_log_of_recorded_attention(
-    head, reaction, albert, here
-):
-    """The route of the guide: `capture` counts the calls of the one module that is every layer."""
-    ids = torch.tensor([head.ids(reaction.tokens)])
-    queries, items = reaction.query + 1, reaction.reactant_atoms + 1  # [CLS] is before them
-    right = items[reaction.source.argmax(1)]
-    with (
-        torch.no_grad(),
-        calibrate.capture(albert, here / "captured", layers=[10], heads=[5]) as recorder,
-    ):
-        recorder.next(query=queries, target=right, group=7)
-        albert(ids.repeat(len(queries), 1))
-    (file,) = (here / "captured").iterdir()
-    captured = np.load(file)
-    assert (captured["layer"] == 10).all()
-    assert (captured["head"] == 5).all()
-    assert (captured["group"] == 7).all()
-    np.testing.assert_array_equal(captured["target"][:, items], reaction.source)
-    apart = captured["logits"][:, items] - head.logits(reaction)
-    np.testing.assert_allclose(apart - apart[:, :1], np.zeros_like(apart), atol=2e-5)
 
 
 def test_a_weight_of_zero_is_no_mask():
