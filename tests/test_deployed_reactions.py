@@ -68,7 +68,7 @@ def reaction():
     positions = atom_positions(tokens)
     atoms, query = positions[positions < split], positions[positions > split]
     source = np.arange(len(atoms)) == np.array([[4], [5], [1], [0], [2]])
-    return Reaction("by hand", TEXT, tokens, query, np.arange(len(query)), atoms, source)
+    return Reaction(TEXT, tokens, query, np.arange(len(query)), atoms, source)
 
 
 def test_logits_are_those_of_the_models_attention_to_reactant_atoms(head, reaction, albert):
@@ -148,7 +148,7 @@ def test_solvents_and_reagents_are_left_out_of_a_reaction():
     atoms, query = positions[positions < tokens.index(">>")], positions[-5:]
     source = np.zeros((5, len(atoms)), bool)
     source[range(5), [0, 1, 6, 8, 5]] = True
-    reaction = Reaction("by hand", text, tokens, query, np.arange(5), atoms, source)
+    reaction = Reaction(text, tokens, query, np.arange(5), atoms, source)
     found = deployed_reactions.without_agents(reaction)
     assert found.text == "CN.O=C(O)C>>CNC(C)=O"
     assert found.source.argmax(axis=1).tolist() == [0, 1, 3, 5, 2]

@@ -160,6 +160,7 @@ def read_mapped(text: str) -> dict[str, Any]:
     Every reactant atom that symmetry makes equal to the mapped one is right. Equal molecules on
     the left count as equal.
     """
+    from deployed_reactions_data import output_order
     from rdkit import Chem
 
     sides = [Chem.MolFromSmiles(side) for side in text.split(">>")]
@@ -169,23 +170,18 @@ def read_mapped(text: str) -> dict[str, Any]:
             atom.SetAtomMapNum(0)
     ranks = np.array(list(Chem.CanonicalRankAtoms(sides[0], breakTies=False)))
     place = {mapped: atom for atom, mapped in enumerate(number[0]) if mapped}
-    order = [output_order(side) for side in sides]
-    ranks_written = ranks[order[0][1]]
+    ranks_written = ranks[output_order(sides[0])]
     atoms, source = [], []
-    for written, atom in enumerate(order[1][1]):
+    for written, atom in enumerate(output_order(sides[1])):
         if number[1][atom] in place:
             atoms.append(written)
             same = ranks_written == ranks[place[number[1][atom]]]
             source.append(np.flatnonzero(same).tolist())
-    return {"text": ">>".join(x for x, _ in order), "product_atoms": atoms, "source": source}
-
-
-def output_order(molecule: Any) -> tuple[str, list[int]]:
-    """SMILES of a molecule, and the numbers of its atoms in the order of the SMILES."""
-    from rdkit import Chem
-
-    text = Chem.MolToSmiles(molecule)
-    return text, list(molecule.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"])
+    return {
+        "text": ">>".join(map(Chem.MolToSmiles, sides)),
+        "product_atoms": atoms,
+        "source": source,
+    }
 
 
 def write_rows(folder: Path, parts: Sequence[ClassRows], packages: Mapping[str, str]) -> None:

@@ -164,7 +164,7 @@ def make_reaction(
     text = [*reactant_smiles, *map(Chem.MolToSmiles, others), *reagents]
     if len(set(text)) != len(text):  # two copies of a molecule: more right answers than are listed
         return None
-    return _assemble(template, reactants, text, products[0])
+    return _assemble(reactants, text, products[0])
 
 
 def _molecule(smiles: str) -> Chem.Mol | None:
@@ -185,9 +185,7 @@ def _products(smarts: str, reactants: list[Chem.Mol]) -> list[Chem.Mol]:
     return list(products.values())
 
 
-def _assemble(
-    template: str, reactants: list[Chem.Mol], left: list[str], product: Chem.Mol
-) -> Reaction | None:
+def _assemble(reactants: list[Chem.Mol], left: list[str], product: Chem.Mol) -> Reaction | None:
     order = sorted(range(len(left)), key=lambda i: left[i])
     right = Chem.MolToSmiles(product)
     text = ".".join(left[i] for i in order) + ">>" + right
@@ -201,7 +199,7 @@ def _assemble(
     first = dict(zip(order, np.cumsum([0, *(counts[i] for i in order)])[:-1], strict=True))
     query, numbers, source = [], [], []
     in_product = positions[positions > split]
-    for place, (token, atom) in enumerate(zip(in_product, _output_order(product), strict=True)):
+    for place, (token, atom) in enumerate(zip(in_product, output_order(product), strict=True)):
         origin = product.GetAtomWithIdx(atom)
         if not origin.HasProp("react_atom_idx"):
             continue
@@ -210,15 +208,15 @@ def _assemble(
         rank = list(Chem.CanonicalRankAtoms(molecule, breakTies=False))
         same = rank[origin.GetIntProp("react_atom_idx")]
         row = np.zeros(len(reactant_atoms), bool)
-        row[first[number] + np.flatnonzero(np.array(rank)[_output_order(molecule)] == same)] = True
+        row[first[number] + np.flatnonzero(np.array(rank)[output_order(molecule)] == same)] = True
         query.append(token)
         numbers.append(place)
         source.append(row)
     rows = np.array(query), np.array(numbers), reactant_atoms, np.array(source)
-    return Reaction(template, text, tokens, *rows)
+    return Reaction(text, tokens, *rows)
 
 
-def _output_order(molecule: Chem.Mol) -> list[int]:
+def output_order(molecule: Chem.Mol) -> list[int]:
     """Numbers of the atoms in the order of the canonical SMILES, which is written anew."""
     Chem.MolToSmiles(molecule)
     return list(molecule.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"])

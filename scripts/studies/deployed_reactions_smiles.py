@@ -13,7 +13,6 @@ ATOM = re.compile(r"\[[^\]]+\]|Br|Cl|[BCNOSPFIbcnosp*]")
 class Reaction(NamedTuple):
     """One reaction, its text, and which reactant atoms each product atom may come from."""
 
-    template: str
     text: str  # SMILES
     tokens: list[str]
     query: np.ndarray  # (rows,) positions of the tokens of product atoms that have a source
