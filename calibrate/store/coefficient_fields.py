@@ -1,7 +1,7 @@
 """The fields of the coefficient file, schema 1.0.
 
-scripts/tools/write_schemas.py writes these types into `schemas/coefficient-file-1.0.json`, for other
-readers; the meanings of fields stand there. Conditions between fields are checked in `fit.py`,
+scripts/tools/write_schemas.py writes these types into `schemas/coefficient-file-1.0.json` for other
+readers, which has the meanings of fields. Conditions between fields are checked in `fit.py`,
 `entries.py` and `coefficient_file.py`.
 """
 
