@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.core.masking import MaskedArrayError, default_errstate, on_cpu
 from calibrate.errors import CalibrateError, warn_user
-from calibrate.fitting.fit import FitResult, fit_collection
+from calibrate.fitting.fit_collection import FitResult, fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.logits_files import Arrays

@@ -23,7 +23,7 @@ import numpy as np
 from calibrate.core.masking import default_errstate
 from calibrate.defaults import MAX_SETS, MAX_SIZE
 from calibrate.errors import CalibrateError
-from calibrate.fitting.fit import fit_solved
+from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.options import LIKELIHOOD, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collect import (

@@ -15,7 +15,7 @@ from fake_progress import Told, stopping_after
 from syscalls import Crash, Syscalls, failing
 
 from calibrate.errors import CalibrateError
-from calibrate.fitting.fit import fit_collection
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.parallel import SILENT
 from calibrate.rows.collect import collect_from_head

@@ -14,12 +14,12 @@ import calibrate
 from calibrate.core.rule import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import MIN_GAIN
-from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
-from calibrate.fitting.fit import fit_collection, fit_head, fit_solved
-from calibrate.fitting.fit_rule import fit_rule
+from calibrate.fitting.fit_collection import fit_collection, fit_head, fit_solved
+from calibrate.fitting.fit_rule import N_FOLDS, deal_folds, fit_rule
+from calibrate.fitting.head_fit import find_refusal, kinds_sentence
 from calibrate.fitting.held_out import score_held_out
+from calibrate.fitting.least_squares import r_squared_of_log_beta
 from calibrate.fitting.options import FitOptions
-from calibrate.fitting.verdict import find_refusal, kinds_sentence
 from calibrate.rows.solve import concatenate_solved, solve_collection, solve_rows
 from calibrate.store.fit import dumps
 from calibrate.store.loading import loads
@@ -304,8 +304,11 @@ def test_r_squared_counts_rows_by_their_weight():
     rows = planted_rows(rising, count=300)
     rule = head_of(rows).rule
     weighted, repeated = weighted_and_repeated(rows)
-    assert rule.r_squared(weighted) == pytest.approx(rule.r_squared(repeated), rel=1e-9)
-    assert rule.r_squared(weighted) != pytest.approx(rule.r_squared(rows), rel=1e-6)
+    r_squared = [
+        r_squared_of_log_beta(given, rule.beta(given)) for given in (weighted, repeated, rows)
+    ]
+    assert r_squared[0] == pytest.approx(r_squared[1], rel=1e-9)
+    assert r_squared[0] != pytest.approx(r_squared[2], rel=1e-6)
 
 
 def test_the_bound_that_most_rows_reach_is_counted_by_weight():

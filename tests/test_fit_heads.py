@@ -14,7 +14,7 @@ import calibrate
 from calibrate import parallel
 from calibrate.core.rule import POLYNOMIAL
 from calibrate.errors import QualityError
-from calibrate.fitting.fit import drop_refused_rules, fit_collection, fit_head
+from calibrate.fitting.fit_collection import drop_refused_rules, fit_collection, fit_head
 from calibrate.fitting.fit_rule import FittedRule
 from calibrate.fitting.head_fit import HeadFit
 from calibrate.fitting.held_out import HeldOut

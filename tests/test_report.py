@@ -14,7 +14,7 @@ from conftest import ToyHead
 import calibrate
 from calibrate.core.rule import RuleForm, formula
 from calibrate.evidence.baselines import baselines_beside, one_constant
-from calibrate.fitting.fit import fit_solved
+from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.report.collection_record import SolvedHead
 from calibrate.report.comparison import NEW_INPUTS_NOTE

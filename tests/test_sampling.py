@@ -5,7 +5,7 @@ import pytest
 
 import calibrate
 from calibrate.errors import QualityError
-from calibrate.fitting.fit import fit_collection
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.logits_files import Arrays

@@ -12,8 +12,14 @@ from scipy.special import log_softmax
 
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, KINDS, LOG_SIZE, POLYNOMIAL, TERMS
 from calibrate.core.rule import beta_of as rule_beta
-from calibrate.fitting.cross_validation import N_FOLDS, choose_penalties, deal_folds
-from calibrate.fitting.fit_rule import can_have_slope, fit_rule, fit_smoothed
+from calibrate.fitting.fit_rule import (
+    N_FOLDS,
+    can_have_slope,
+    choose_penalty,
+    deal_folds,
+    fit_rule,
+    fit_smoothed,
+)
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.penalised_likelihood import (
@@ -301,7 +307,7 @@ def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty():
     likelihood, design = likelihood_of(rows, POLYNOMIAL)
     c = likelihood.constant * likelihood.solve((0.0,))[0.0].c
     assert not is_exact_in_float32(design, rule.form, design.plain_coefficients(POLYNOMIAL, c), c)
-    without = fit_smoothed(rows, rule.form, 0.0, design, likelihood.constant)
+    without = fit_smoothed(rows, rule.form, 0.0)
     assert without.penalty > 0
 
 
@@ -361,12 +367,12 @@ def test_the_median_margin_counts_rows_by_their_weight():
 
 def test_the_error_that_chooses_lambda_is_that_of_groups():
     """Rows that are written often in their group tell nothing more."""
-    rules, chosen = [OPTIONS.form(POLYNOMIAL)], []
+    form, chosen = OPTIONS.form(POLYNOMIAL), []
     for seed in range(2):
         rows = planted_rows(rising, sizes=(64,), count=100, seed=seed)
         rows = rows._replace(group=np.arange(100))
         often = rows.take(np.repeat(np.arange(100), 25))
-        one, other = (choose_penalties(x, rules)[POLYNOMIAL] for x in (rows, often))
+        one, other = (choose_penalty(x, form) for x in (rows, often))
         assert one == other
         chosen.append(one)
     assert max(chosen) > 0
@@ -388,7 +394,7 @@ def held_out_log_p(rows, penalty):
 def test_lambda_is_the_largest_within_one_error_of_the_best(seed):
     """By held-out scores of a fit at each lambda, on the same folds: 1, 1 and 0.1."""
     rows = planted_rows(rising, sizes=(64,), count=200, seed=seed)
-    chosen = choose_penalties(rows, [OPTIONS.form(POLYNOMIAL)])[POLYNOMIAL]
+    chosen = choose_penalty(rows, OPTIONS.form(POLYNOMIAL))
     log_p = {penalty: held_out_log_p(rows, penalty) for penalty in PENALTIES}
     best = max(PENALTIES, key=lambda penalty: log_p[penalty].mean())
     within = [best]

@@ -100,7 +100,7 @@ def save_fit(
     jobs: Jobs = ONE_PROCESS,
 ) -> "FitRecord":
     """Fits a rule to the inputs of a head, or of each head that they name, and saves it."""
-    from calibrate.fitting.fit import fit_collection
+    from calibrate.fitting.fit_collection import fit_collection
     from calibrate.report.fit_record import FitRecord
 
     heads = f"the {len(collection.heads)} heads of " if collection.heads else ""

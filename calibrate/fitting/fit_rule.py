@@ -1,12 +1,11 @@
-"""Fitting a rule to the inputs of a head: by maximum likelihood, or by the paper's least squares.
+"""Fits one rule to the inputs of a head, by a procedure.
 
 A procedure is a kind of rule, which is fitted by penalised maximum likelihood
-(`penalised_likelihood.py`), or "least-squares". `cross_validation.py` chooses the penalty lambda of
-each kind.
+(`penalised_likelihood.py`) with a penalty lambda that cross-validation chooses; or "least-squares"
+(`least_squares.py`).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +13,13 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.core.rule import CONSTANT, DEGREE, POLYNOMIAL, TERMS, RuleForm, beta_of
 from calibrate.errors import QualityError
-from calibrate.fitting.cross_validation import choose_penalties
+from calibrate.evidence.estimate import estimate
+from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
 from calibrate.fitting.penalised_likelihood import (
     KIND_COLUMNS,
+    MIN_RANGE,
     PENALTIES,
-    Design,
     degrees_of_freedom,
     fit_constant_beta,
     is_exact_in_float32,
@@ -29,8 +29,8 @@ from calibrate.fitting.penalised_likelihood import (
 from calibrate.rows.solve import SolvedInputs
 from calibrate.store.entries import Entry
 
+N_FOLDS = 5
 MIN_GROUPS_OF_SLOPE = 20  # with fewer groups of rows, no slope is fitted
-LEAST_R_SQUARED = 1e-9  # less is rounding
 AT_BOUND = 0.99  # beta is at a bound if it is within 1 % of it
 
 
@@ -68,70 +68,34 @@ class FittedRule:
             return "max"
         return "min" if share @ (beta <= self.form.min_beta / AT_BOUND) > 0.5 else ""
 
-    def r_squared(self, solved: SolvedInputs) -> float | None:
-        """R^2 of log beta: 1 - Var(log beta* - log beta) / Var(log beta*).
-
-        It is of the misranked rows with a finite optimal beta*; None where these do not vary.
-        """
-        used = solved.take(solved.fitted_by_least_squares())
-        if not len(used.beta):
-            return None
-        share = used.weight / used.weight.sum()
-        optimal = np.log(used.beta)
-        residual = optimal - np.log(self.beta(used))
-        total, rest = (share @ (values - share @ values) ** 2 for values in (optimal, residual))
-        if not total > 0:
-            return None
-        r_squared = float(1 - rest / total)
-        return 0.0 if abs(r_squared) < LEAST_R_SQUARED else r_squared
-
 
 def fit_rule(
     solved: SolvedInputs, procedure: str, options: FitOptions, has_slope: bool = True
 ) -> FittedRule:
-    """Fits one rule to solved rows; see `fit_rules`.
-
-    Raises:
-      QualityError: too few misranked rows for least squares, or no row above the threshold.
-    """
-    rules = fit_rules(solved, [procedure], options, has_slope)
-    if not rules:
-        raise QualityError(_find_obstacle(solved, procedure, options))
-    return rules[procedure]
-
-
-def fit_rules(
-    solved: SolvedInputs, procedures: Sequence[str], options: FitOptions, has_slope: bool = True
-) -> dict[str, FittedRule]:
-    """Fits a rule by each procedure to the same rows; leaves out those that cannot be fitted.
+    """Fits one rule to solved rows.
 
     Args:
       solved: of one head, of positive weight.
-      procedures: kinds of rule, fitted by maximum likelihood; or "least-squares".
+      procedure: a kind of rule, fitted by maximum likelihood; or "least-squares".
       options: resolved; a procedure of the other loss has the defaults of that loss.
       has_slope: False makes every rule of likelihood a constant; see `can_have_slope`.
-    Returns:
-      By procedure.
+    Raises:
+      QualityError: too few misranked rows for least squares, or no row above the threshold.
     """
-    forms = {
-        procedure: _form(procedure, options)
-        for procedure in procedures
-        if not _find_obstacle(solved, procedure, options)
-    }
-    fitted = {}
+    loss = LEAST_SQUARES if procedure == LEAST_SQUARES else LIKELIHOOD
+    if options.loss != loss:
+        options = FitOptions(loss=loss, seed=options.seed).resolved()
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        if LEAST_SQUARES in forms:
-            fitted[LEAST_SQUARES] = fit_least_squares(solved, forms.pop(LEAST_SQUARES))
-        for threshold in sorted({form.min_entropy for form in forms.values()}):
-            of_threshold = [form for form in forms.values() if form.min_entropy == threshold]
-            above = solved.take(solved.entropy > threshold) if threshold > 0 else solved
-            penalties = choose_penalties(above, of_threshold, options.seed, has_slope)
-            design, constant = make_design(above), fit_constant_beta(above, of_threshold[0].bounds)
-            for form in of_threshold:
-                fitted[form.kind] = fit_smoothed(
-                    above, form, penalties[form.kind], design, constant
-                )
-    return fitted
+        if loss == LEAST_SQUARES:
+            form = options.form(POLYNOMIAL)
+            return FittedRule(form, *fit_least_squares(solved), None, DEGREE + 1.0)
+        form = options.form(procedure)
+        if form.min_entropy > 0:
+            solved = solved.take(solved.entropy > form.min_entropy)
+        if not solved.weight.any():
+            raise QualityError(f"no input has an entropy above {form.min_entropy:g} nats")
+        penalty = choose_penalty(solved, form, options.seed) if has_slope else math.inf
+        return fit_smoothed(solved, form, penalty)
 
 
 def fit_best_constant(solved: SolvedInputs) -> float:
@@ -140,46 +104,7 @@ def fit_best_constant(solved: SolvedInputs) -> float:
     return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
 
 
-def _form(procedure: str, options: FitOptions) -> RuleForm:
-    """The form of a procedure's rule."""
-    loss = LEAST_SQUARES if procedure == LEAST_SQUARES else LIKELIHOOD
-    if options.loss != loss:
-        options = FitOptions(loss=loss).resolved()
-    return options.form(POLYNOMIAL if procedure == LEAST_SQUARES else procedure)
-
-
-def _find_obstacle(solved: SolvedInputs, procedure: str, options: FitOptions) -> str:
-    """The reason why a procedure cannot be fitted to rows; "" if it can."""
-    if procedure == LEAST_SQUARES:
-        n_entropies = len(np.unique(solved.entropy[solved.fitted_by_least_squares()]))
-        if n_entropies <= DEGREE:
-            return (
-                f"the misranked inputs have {n_entropies} different entropies, and a polynomial of "
-                f"degree {DEGREE} needs more; collect more inputs"
-            )
-        return ""
-    threshold = _form(procedure, options).min_entropy
-    if threshold > 0 and not solved.weight[solved.entropy > threshold].any():
-        return f"no input has an entropy above {threshold:g} nats"
-    return ""
-
-
-def fit_least_squares(solved: SolvedInputs, form: RuleForm) -> FittedRule:
-    """The paper's procedure: numpy.polyfit of the optimal beta on the entropy of misranked rows.
-
-    No optimal beta is clipped; the guards of the form bound beta where it is applied.
-
-    Reference: Velickovic et al. 2024, appendix B.
-    """
-    used = solved.take(solved.fitted_by_least_squares())
-    powers = np.polyfit(used.entropy, used.beta, DEGREE, w=np.sqrt(used.weight))
-    domain = float(used.entropy.min()), float(used.entropy.max())
-    return FittedRule(form, tuple(map(float, powers)), domain, None, DEGREE + 1.0)
-
-
-def fit_smoothed(
-    solved: SolvedInputs, form: RuleForm, penalty: float, design: Design, constant: float
-) -> FittedRule:
+def fit_smoothed(solved: SolvedInputs, form: RuleForm, penalty: float) -> FittedRule:
     """Fits a rule by penalised maximum likelihood.
 
     Where the file's plain powers are not exact enough in float32, lambda rises to the next of
@@ -189,9 +114,8 @@ def fit_smoothed(
       solved: above the entropy threshold of the form, if it has one; of positive weight.
       form: its kind and guards.
       penalty: lambda; infinity gives the constant.
-      design: of these rows.
-      constant: their beta of highest likelihood.
     """
+    design, constant = make_design(solved), fit_constant_beta(solved, form.bounds)
     domain = design.domain(form)
     if penalty < math.inf:
         columns = design.columns(solved.entropy, np.log(solved.n))[:, KIND_COLUMNS[form.kind]]
@@ -207,6 +131,65 @@ def fit_smoothed(
     return FittedRule(form, level, domain, math.inf, 1.0)
 
 
+def choose_penalty(solved: SolvedInputs, form: RuleForm, seed: int = 0) -> float:
+    """Chooses lambda by cross-validation.
+
+    It is the largest lambda whose held-out log p is within one standard error of the best, over
+    groups, of the paired difference. Each of 5 folds of whole groups is scored by rules that are
+    fitted to the other four, with the ranges, means and constant of these. lambda is infinite where
+    a slope cannot be seen: without misranked rows, or where a variable of the rule does not vary.
+
+    Args:
+      solved, form: see `fit_smoothed`.
+      seed: of the folds.
+    """
+    variables = [solved.entropy] * form.by_entropy + [np.log(solved.n)] * form.by_size
+    varies = variables and all(np.ptp(values) > MIN_RANGE for values in variables)
+    if not varies or not solved.misranked.any():
+        return math.inf
+    fold, chosen = deal_folds(solved, seed), KIND_COLUMNS[form.kind]
+    log_p = np.empty((len(PENALTIES), len(fold)))
+    for i in range(N_FOLDS):
+        train, test = solved.take(fold != i), solved.take(fold == i)
+        constant, design = fit_constant_beta(train, form.bounds), make_design(train)
+        columns, test_columns = (
+            design.columns(part.entropy, np.log(part.n))[:, chosen] for part in (train, test)
+        )
+        solutions = make_likelihood(train, columns, constant, form.bounds).solve(PENALTIES)
+        for j, penalty in enumerate(PENALTIES):
+            log_p[j, fold == i] = test.log_p(constant * (test_columns @ solutions[penalty].c))
+    best = int(np.argmax(log_p @ solved.weight))
+    losses = estimate(log_p[best] - log_p, solved.weight, solved.group)
+    is_within = losses.mean <= np.nan_to_num(losses.error)
+    return max(penalty for penalty, within in zip(PENALTIES, is_within, strict=True) if within)
+
+
 def can_have_slope(solved: SolvedInputs) -> bool:
     """True if the rows come from enough groups for a rule with a slope."""
     return solved.n_groups() >= MIN_GROUPS_OF_SLOPE
+
+
+def deal_folds(solved: SolvedInputs, seed: int = 0) -> np.ndarray:
+    """(rows,) fold of each row, from 0 to N_FOLDS - 1; rows of one group share a fold.
+
+    Groups are sorted by their largest n, mean entropy and mean log p at beta = 1. Each N_FOLDS
+    successive groups go to different folds at random: so the folds are alike, and neither the order
+    of the rows nor writing each row twice at half its weight changes them.
+    """
+    group = solved.group_index()
+    n_groups = group.max(initial=-1) + 1
+    largest = np.zeros(n_groups)
+    np.maximum.at(largest, group, solved.n)
+    total = np.bincount(group, solved.weight, n_groups)
+    total = np.where(total > 0, total, 1)
+    entropy, log_p = (
+        np.bincount(group, solved.weight * values, n_groups) / total
+        for values in (solved.entropy, solved.log_p(1.0))
+    )
+    order = np.lexsort([log_p, entropy, largest])
+    rng = np.random.default_rng(seed)
+    n_deals = -(-n_groups // N_FOLDS)
+    deals = rng.permuted(np.tile(np.arange(N_FOLDS), (n_deals, 1)), axis=1).ravel()
+    fold = np.empty(n_groups, int)
+    fold[order] = deals[:n_groups]
+    return np.asarray(fold[group])

@@ -1,10 +1,11 @@
 """Held-out log-likelihoods: rules are fitted to four fifths of the groups, scored on the rest.
 
-`fit_rules` chooses lambda by folds of those four fifths: this is nested cross-validation, in which
+`fit_rule` chooses lambda by folds of those four fifths: this is nested cross-validation, in which
 no held-out row chooses the penalty that it is scored by.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,10 +13,10 @@ import numpy as np
 
 from calibrate.core.rule import KINDS
 from calibrate.defaults import MAX_BETA, MIN_BETA
+from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate, estimate
 from calibrate.evidence.evidence import BASELINE, held_out_records
-from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
-from calibrate.fitting.fit_rule import can_have_slope, fit_rules
+from calibrate.fitting.fit_rule import N_FOLDS, FittedRule, can_have_slope, deal_folds, fit_rule
 from calibrate.fitting.options import LEAST_SQUARES, MIN_INPUTS, FitOptions
 from calibrate.fitting.penalised_likelihood import fit_constant_beta
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
@@ -54,27 +55,28 @@ class HeldOut(NamedTuple):
         """The mean paired difference in log p of a procedure to another."""
         return self.estimate(self.log_p[procedure] - self.log_p[over], some)
 
-    def by_size(self, procedure: str) -> list[dict[str, Any]]:
-        """Records of each size n: inputs, the NLL of the baseline and of a procedure, and SE."""
-        before, after = self.log_p[BASELINE], self.log_p[procedure]
-        return held_out_records(self.size, before, after, self.weight, self.group)
-
-    def by_kind(self, saved: str) -> list[dict[str, Any]]:
-        """Records of the baseline and of each procedure: NLL, and paired gains with their errors.
+    def records(self, saved: str) -> dict[str, list[dict[str, Any]]]:
+        """The records of a coefficient file: "held_out" by size n, and "kinds".
 
         Args:
           saved: the procedure of the fit, over which the others have a gain, too.
         """
-        records = []
+        scores = self.log_p[BASELINE], self.log_p[saved]
+        by_size = held_out_records(self.size, *scores, self.weight, self.group)
+        kinds = []
         for procedure in self.log_p:
-            gains = {"gain": ("se", BASELINE), "gain_over_fit": ("se_over_fit", saved)}
-            record: dict[str, Any] = {"kind": procedure, "nll": self.nll(procedure)}
-            for key, (key_of_error, over) in gains.items():
-                gain = self.gain(procedure, over)
-                record[key] = float(gain.mean)
-                record[key_of_error] = float(np.nan_to_num(gain.error))
-            records.append(record)
-        return records
+            gain, over_fit = self.gain(procedure), self.gain(procedure, saved)
+            kinds.append(
+                {
+                    "kind": procedure,
+                    "nll": self.nll(procedure),
+                    "gain": float(gain.mean),
+                    "se": float(np.nan_to_num(gain.error)),
+                    "gain_over_fit": float(over_fit.mean),
+                    "se_over_fit": float(np.nan_to_num(over_fit.error)),
+                }
+            )
+        return {"held_out": by_size, "kinds": kinds}
 
 
 def list_procedures(solved: SolvedInputs, options: FitOptions) -> list[str]:
@@ -108,7 +110,7 @@ def score_held_out(
     """
     fold, has_slope = deal_folds(solved, options.seed), can_have_slope(solved)
     tasks = (
-        partial(fit_rules, solved.take(fold != i), procedures, options, has_slope)
+        partial(_fit_rules, solved.take(fold != i), procedures, options, has_slope)
         for i in range(N_FOLDS)
     )
     progress.begin("fitting", N_FOLDS)
@@ -127,6 +129,17 @@ def score_held_out(
             log_p[procedure][fold == i] = inside.log_p(rules[procedure].beta(inside))
     log_p = {BASELINE: solved.log_p(1.0), **log_p}
     return HeldOut(solved.size, solved.weight, solved.group, solved.uniform, unbounded, log_p)
+
+
+def _fit_rules(
+    solved: SolvedInputs, procedures: Sequence[str], options: FitOptions, has_slope: bool
+) -> dict[str, FittedRule]:
+    """The rule of each procedure that can be fitted to the rows."""
+    rules = {}
+    for procedure in procedures:
+        with suppress(QualityError):
+            rules[procedure] = fit_rule(solved, procedure, options, has_slope)
+    return rules
 
 
 def join_held_out(parts: Sequence[HeldOut]) -> HeldOut:

@@ -5,7 +5,7 @@
 
 b0 is the constant of highest likelihood. The columns x_k are Legendre polynomials of the entropy H,
 of log n, or of both, each scaled to [-1, 1]. lambda = 0 is plain maximum likelihood; with lambda =
-infinity the rule is the constant b0. `cross_validation.py` chooses lambda.
+infinity the rule is the constant b0. `fit_rule.py` chooses lambda.
 """
 
 import math

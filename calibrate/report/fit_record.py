@@ -226,7 +226,7 @@ def constant_lines(beta: float) -> list[str]:
 
 def advises_constant(fit: Fit) -> bool:
     """True if the verdict of a fit names a constant that does as well."""
-    return fit.rule.kind != CONSTANT and f"`--kind {CONSTANT}`" in fit.verdict
+    return bool(fit.evidence.get("advised_kind") == CONSTANT)
 
 
 def load_line(fit: Fit) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE
-from calibrate.fitting.cross_validation import N_FOLDS
+from calibrate.fitting.fit_rule import N_FOLDS
 from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.comparison import PRACTICE_NOTE

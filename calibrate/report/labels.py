@@ -7,7 +7,7 @@ from calibrate.evidence.baselines import HARD, PAPER, TRAINED_SIZE
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE, OWN
 from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
-from calibrate.fitting.verdict import PROCEDURE_LABELS, beta_text
+from calibrate.fitting.head_fit import PROCEDURE_LABELS, beta_text
 from calibrate.store.fit import Fit
 
 THIS_FIT = "this fit"  # the name of the fit of a page

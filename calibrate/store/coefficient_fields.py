@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, TERMS, RuleForm
+from calibrate.core.rule import (
+    CONSTANT,
+    ENTROPY_AND_SIZE,
+    KINDS,
+    LOG_SIZE,
+    POLYNOMIAL,
+    TERMS,
+    RuleForm,
+)
 from calibrate.storage.strict_json import (
     FLOAT32_MAX,
     NAME_PATTERN,
@@ -151,6 +159,7 @@ EvidenceFields = optional_fields(
     heads=Annotated[list[HeadRecord], Meta(max_length=_MAX_HEAD_RECORDS)],  # type: ignore[valid-type]
     held_out=list[SizeRecord],  # type: ignore[valid-type]
     kinds=Annotated[list[KindRecord], Meta(max_length=16)],  # type: ignore[valid-type]
+    advised_kind=Literal[KINDS],
     verdict=VerdictText,
 )
 SourceFields = optional_fields(

@@ -28,7 +28,7 @@ from calibrate.evidence.calibration_error import (
     reliability,
 )
 from calibrate.evidence.evidence import BASELINE
-from calibrate.fitting.fit_rule import can_have_slope, fit_rules
+from calibrate.fitting.fit_rule import can_have_slope, fit_rule
 from calibrate.fitting.held_out import list_procedures
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.parallel import ONE_PROCESS
@@ -118,9 +118,10 @@ def fit_all(rows: HeadRows, head: str) -> Calibration:
     solved = solve_collection(collection, ONE_PROCESS)
     options = FitOptions().resolved()
     procedures = list_procedures(solved, options)
-    fitted = fit_rules(solved, procedures, options, can_have_slope(solved))
-    rules = {name: rule_of(name, rule.coefficients, rule.domain) for name, rule in fitted.items()}
-    rules |= {ETS: fit_ets(solved), PAPER: paper()}
+    rules = {ETS: fit_ets(solved), PAPER: paper()}
+    for name in procedures:
+        rule = fit_rule(solved, name, options, can_have_slope(solved))
+        rules[name] = rule_of(name, rule.coefficients, rule.domain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fit, refusal = fit_even_if_refused(solved, options, head)

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.errors import QualityError
-from calibrate.fitting.fit import fit_solved
+from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically

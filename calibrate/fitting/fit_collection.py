@@ -3,7 +3,7 @@
 1. `solve_collection`: the optimal beta and the likelihood profile of every input.
 2. `fit_head`: the rule of a head, fitted to all its inputs (`fit_rule.py`), and held-out scores of
    every kind of rule (`held_out.py`).
-3. `find_refusal`: whether the rule is saved (`verdict.py`).
+3. `find_refusal`: whether the rule is saved (`head_fit.py`).
 4. `_make_fit`: the fit with its verdict and evidence, as the coefficient file has it.
 
 `fit_collection` takes all steps, `fit_solved` those after the first.
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +23,25 @@ from calibrate.core.rule import CONSTANT
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.estimate import ALPHA, per_cent, significant_fdr
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule
-from calibrate.fitting.head_fit import HeadFit, make_evidence
-from calibrate.fitting.held_out import list_procedures, score_held_out, seconds_to_fit
-from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
-from calibrate.fitting.verdict import (
+from calibrate.fitting.head_fit import (
+    HeadFit,
+    advise_kind,
     bound_sentence,
     find_refusal,
-    verdict_of_head,
-    verdict_of_heads,
+    verdict_text,
 )
+from calibrate.fitting.held_out import (
+    HeldOut,
+    join_held_out,
+    list_procedures,
+    score_held_out,
+    seconds_to_fit,
+)
+from calibrate.fitting.least_squares import r_squared_of_log_beta
+from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection
-from calibrate.rows.rows import HeadIndices, check_bad_rows, head_label, known_index
+from calibrate.rows.rows import HeadIndices, check_bad_rows, count_bad, head_label, known_index
 from calibrate.rows.solve import SolvedInputs, concatenate_solved, solve_collection
 from calibrate.store.fit import Fit
 from calibrate.store.saving import provenance
@@ -138,17 +146,13 @@ def fit_solved(
         heads = _fit_each_head(solved, options, collection.misranked_only)
         return _fit_of_heads(collection, name, options, heads, statuses)
     head = fit_head(solved, options, jobs, progress, collection.misranked_only)
-    gain = head.gain(options.procedure)
-    refusal = find_refusal(head, options, gain is not None and bool(gain.significant))
+    refusal = drop_refused_rules([head], options)[0].refusal
     if refusal and refuse:
         raise QualityError(refusal, parameter=REFUSAL_PARAMETERS)
     for text in (refusal, bound_sentence(head), ALL_RANKED_RIGHT if head.ranked_right else ""):
         if text:
             warn_user(text)
-    verdict = verdict_of_head(head, options)
-    return FitResult(
-        _make_fit(collection, name, options, [head], statuses, verdict), [head], solved
-    )
+    return FitResult(_make_fit(collection, name, options, [head], statuses), [head], solved)
 
 
 def resolve_options(collection: RowCollection, options: FitOptions | None) -> FitOptions:
@@ -200,7 +204,7 @@ def fit_head(
         rule=rule,
         constant=constant,
         fitted=int(is_fitted.sum()),
-        r_squared=rule.r_squared(solved),
+        r_squared=r_squared_of_log_beta(solved, rule.beta(solved)),
         bound=rule.bound_reached(solved) if options.loss == LIKELIHOOD else "",
         ranked_right=not solved.misranked.any(),
         near_ties=int((finite & (solved.beta > rule.form.max_beta)).sum()),
@@ -271,18 +275,14 @@ def _fit_of_heads(
     statuses: Mapping[str, int],
 ) -> FitResult:
     """The rules of the heads that are saved, in one fit; QualityError if there are none."""
-    if not heads:
-        raise QualityError(f"{collection.folder} has no inputs to fit; {REMEDY}")
     heads = drop_refused_rules(heads, options)
     if not any(head.rule for head in heads):
-        first = heads[0]
+        reasons = [f"{head_label(head.layer, head.head)}: {head.refusal}" for head in heads[:1]]
         raise QualityError(
-            f"none of {len(heads)} heads has a rule to save; "
-            f"{head_label(first.layer, first.head)}: {first.refusal}",
+            f"none of {len(heads)} heads has a rule to save; {(reasons or [REMEDY])[0]}",
             parameter=REFUSAL_PARAMETERS,
         )
-    verdict = verdict_of_heads(heads, options)
-    return FitResult(_make_fit(collection, name, options, heads, statuses, verdict), heads)
+    return FitResult(_make_fit(collection, name, options, heads, statuses), heads)
 
 
 def drop_refused_rules(heads: Sequence[HeadFit], options: FitOptions) -> list[HeadFit]:
@@ -306,25 +306,45 @@ def _make_fit(
     options: FitOptions,
     heads: Sequence[HeadFit],
     statuses: Mapping[str, int],
-    verdict: str,
 ) -> Fit:
-    """The fit with its evidence and its origin."""
-    configuration, record = collection.configuration, options.record()
-    if collection.heads:
-        entries = [head.rule.entry(head.layer, head.head) for head in heads if head.rule]
-    else:
-        entries = [head.rule.entry() for head in heads if head.rule]
+    """The fit with its evidence and its origin; `statuses` are numbers of inputs by status."""
+    sizes, configuration = collection.manifest["sizes"], collection.configuration
+    saved = [head for head in heads if head.rule]
+    scored = [head.held_out for head in saved if head.held_out is not None]
+    held_out = join_held_out(scored) if scored else None
+    inputs = {
+        "seen": sum(size["rows"] for size in sizes),
+        "misranked": sum(size["misranked"] for size in sizes),
+        "optimum_infinite": statuses["sharp"],
+        "optimum_zero": statuses["flat"],
+        "optimum_finite": statuses["interior"],
+        "bad": sum(map(count_bad, sizes)),
+        "fitted": sum(head.fitted for head in saved),
+    }
     return Fit(
         options.form(options.rule_kind),
-        tuple(entries),
+        tuple(head.rule.entry(head.layer, head.head) for head in saved if head.rule),
         name=name,
-        evidence=make_evidence(collection, statuses, heads, options, verdict),
+        evidence={
+            "inputs": inputs,
+            "heads": [head.record(options.procedure) for head in heads],
+            **_held_out_evidence(held_out, options.procedure),
+            "verdict": verdict_text(heads, options, held_out),
+        },
         source={
             "head": configuration["head"],
             "fingerprint": configuration["fingerprint"],
             "collection": collection.digest,
             "seed": configuration["seed"],
-            "options": record,
+            "options": options.record(),
         },
         provenance=provenance(),
     )
+
+
+def _held_out_evidence(held_out: HeldOut | None, procedure: str) -> dict[str, Any]:
+    """The scores by n and by kind, and the kind that the verdict advises instead, if any."""
+    if held_out is None:
+        return {}
+    advice = advise_kind(held_out, procedure)
+    return held_out.records(procedure) | ({} if advice is None else {"advised_kind": advice[0]})
