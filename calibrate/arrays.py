@@ -85,8 +85,7 @@ def fit(
         masked target), logits that do not depend on the targets; or, without a kind, no significant
         gain of 0.01 nats over softmax.
     Warns:
-      UserWarning: rows that were left out, a beta at its bound, or targets that are ranked right
-        in every row.
+      UserWarning: rows that were left out.
     Reference: Velickovic et al. 2024, section 3.
     """
     options = FitOptions(

@@ -184,8 +184,7 @@ def fit_polynomial(
       QualityError: fewer than 100 inputs (for least squares: misranked ones) or 10 groups; or the
         inputs name heads, and none has a rule to save.
     Warns:
-      UserWarning: the rule would not be saved, beta is at a bound on most inputs, or every target
-        is ranked right.
+      UserWarning: the rule would not be saved.
     Reference: Velickovic et al. 2024, section 3 and appendix B.
     """
     if not isinstance(solved, SolvedInputs):

@@ -1,4 +1,4 @@
-"""What users are told of bounds, of targets of probability 0, and of files of objects."""
+"""What users are told of targets of probability 0, and of files of objects."""
 
 import sys
 import warnings
@@ -18,12 +18,6 @@ def gumbel_targets(logits, sharp, seed=1):
     return (sharp * logits + rng.gumbel(size=logits.shape)).argmax(1)
 
 
-def test_no_bound_is_named_where_none_is_reached(recwarn):
-    logits = np.random.default_rng(0).normal(size=(2_000, 16))
-    calibrate.fit(logits, gumbel_targets(logits, 3))
-    assert not recwarn.list
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python cannot skip files before 3.12")
 def test_warnings_are_at_the_line_of_the_user():
     """Although NumPy's decorator and functions of the package lie between."""
@@ -34,9 +28,8 @@ def test_warnings_are_at_the_line_of_the_user():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calibrate.fit(logits, target)
-        n_of_arrays = len(caught)
         calibrate.fit_polynomial(solved)
-    assert len(caught) > n_of_arrays > 1
+    assert len(caught) > 1
     assert {warning.filename for warning in caught} == {__file__}
 
 

@@ -26,7 +26,6 @@ from calibrate.fitting.fit_rule import can_have_slope, fit_rule
 from calibrate.fitting.head_fit import (
     HeadFit,
     advise_kind,
-    bound_sentence,
     find_refusal,
     verdict_text,
 )
@@ -50,10 +49,6 @@ from calibrate.store.saving import provenance
 ROWS_PER_GROUP = 1 << 15
 REFUSAL_PARAMETERS = ("loss", "kind", "tolerance")  # that a refusal may name
 REMEDY = "collect more inputs, or larger ones; of arrays, give more rows"
-ALL_RANKED_RIGHT = (
-    "the target has the highest logit in every input, as labels made from the same logits would: "
-    "check the targets"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +81,12 @@ def fit_collection(
     Raises:
       CalibrateError: an option is out of range.
       QualityError: too few inputs, too many bad ones, or the answer is no; see `find_refusal`.
-    Warns:
-      UserWarning: a beta at its bound; targets that are ranked right in every input.
     """
     check_bad_rows(collection.manifest)
     if not collection.heads:
         solved = solve_collection(collection, jobs)
         return fit_solved(collection, solved, name, options, jobs, progress)
-    options = resolve_options(collection, options)
+    options = _resolve(options, collection)
     absolute = replace(collection, folder=collection.folder.absolute())  # for workers elsewhere
     n_rows = sum(shard["kept"] for shard in collection.manifest["shards"])
     groups = _group_heads(collection.heads, n_rows, rows_per_group)
@@ -137,10 +130,10 @@ def fit_solved(
       name, options, jobs, progress: see `fit_collection`.
       refuse: False returns the rule of a single head that would not be saved, with a warning; of
         inputs that name heads, refused rules are left out all the same.
-    Raises, Warns: as `fit_collection`.
+    Raises: as `fit_collection`.
     """
     check_bad_rows(collection.manifest)
-    options = resolve_options(collection, options)
+    options = _resolve(options, collection)
     statuses = solved.count_by_status()
     if collection.heads:
         heads = _fit_each_head(solved, options, collection.misranked_only)
@@ -149,13 +142,12 @@ def fit_solved(
     refusal = drop_refused_rules([head], options)[0].refusal
     if refusal and refuse:
         raise QualityError(refusal, parameter=REFUSAL_PARAMETERS)
-    for text in (refusal, bound_sentence(head), ALL_RANKED_RIGHT if head.ranked_right else ""):
-        if text:
-            warn_user(text)
+    if refusal:
+        warn_user(refusal)
     return FitResult(_make_fit(collection, name, options, [head], statuses), [head], solved)
 
 
-def resolve_options(collection: RowCollection, options: FitOptions | None) -> FitOptions:
+def _resolve(options: FitOptions | None, collection: RowCollection) -> FitOptions:
     """The options, checked; the largest trained size is that of the collection if not given."""
     return (options or FitOptions()).resolved(collection.configuration.get("trained_up_to"))
 

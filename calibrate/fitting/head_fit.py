@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import CONSTANT, KINDS, POLYNOMIAL, TERMS
+from calibrate.core.rule import CONSTANT, KINDS, POLYNOMIAL, TERMS, RuleForm
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.evidence.estimate import ALPHA, MIN_GAIN, Estimate, per_cent
 from calibrate.evidence.evidence import BASELINE
@@ -191,30 +191,31 @@ def _heads_sentence(heads: Sequence[HeadFit], options: FitOptions) -> str:
 def _notes(head: HeadFit, options: FitOptions) -> list[str]:
     """Sentences on the freedom, and on betas that the inputs do not determine."""
     assert head.rule is not None
-    freedom, ranked_right, n_terms = "", "", len(TERMS[options.rule_kind])
-    if n_terms > 1 and options.loss == LIKELIHOOD:
-        degrees = head.rule.degrees_of_freedom
-        freedom = f"Effective degrees of freedom: {degrees:.1f} of {n_terms}."
-    if head.ranked_right and options.loss == LIKELIHOOD:
-        ranked_right = (
-            "Every input is ranked right, so a larger beta is always better: beta is a constant "
-            "from the median margin of the target."
-        )
-    return [freedom, ranked_right, bound_sentence(head)]
+    n_terms = len(TERMS[options.rule_kind])
+    if options.loss != LIKELIHOOD:
+        return [""]
+    freedom = f"Effective degrees of freedom: {head.rule.degrees_of_freedom:.1f} of {n_terms}."
+    ranked_right = (
+        "Every input is ranked right, as targets made from the same logits are, so a larger beta "
+        "is always better: beta is a constant from the median margin of the target."
+    )
+    return [
+        freedom if n_terms > 1 else "",
+        ranked_right if head.ranked_right else "",
+        _bound_sentence(head.rule.form, head.bound),
+    ]
 
 
-def bound_sentence(head: HeadFit) -> str:
+def _bound_sentence(form: RuleForm, bound: str) -> str:
     """The bound that beta reaches in most inputs, with its remedy; "" if there is none."""
-    if not head.bound or head.rule is None:
+    if not bound:
         return ""
-    form, is_upper = head.rule.form, head.bound == "max"
-    bound = f"{form.max_beta:g}" if is_upper else f"{form.min_beta:.3g}"
-    text = f"beta is at its {'upper' if is_upper else 'lower'} bound {bound} on most inputs."
-    if is_upper and form.max_beta < MAX_BETA:
-        return f"{text} `--max-beta` moves it."
-    if not is_upper and form.min_beta > MIN_BETA:
-        return f"{text} `--min-beta` moves it."
-    verb = "Multiply" if is_upper else "Divide"
+    beta, widest, side, verb = form.max_beta, MAX_BETA, "upper", "Multiply"
+    if bound == "min":
+        beta, widest, side, verb = form.min_beta, MIN_BETA, "lower", "Divide"
+    text = f"beta is at its {side} bound {beta:.4g} on most inputs."
+    if beta != widest:
+        return f"{text} `--{bound}-beta` moves it."
     return f"{text} {verb} the logits by {RESCALE} and fit again."
 
 

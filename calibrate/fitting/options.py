@@ -1,9 +1,8 @@
 """Options of a fit to the inputs of a head: one table of defaults."""
 
+import operator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, POLYNOMIAL, RuleForm
 from calibrate.defaults import (
@@ -106,12 +105,10 @@ class FitOptions:
 
     def form(self, kind: str) -> RuleForm:
         """The form of a rule of a kind, of options that are resolved."""
-        assert self.min_entropy is not None
-        assert self.min_beta is not None
-        assert self.max_beta is not None
-        by_entropy = RuleForm(kind=kind).by_entropy
-        min_entropy = self.min_entropy if by_entropy else 0.0
-        return RuleForm(min_entropy, self.min_beta, self.max_beta, kind=kind)
+        guards: dict[str, Any] = {name: getattr(self, name) for name in GUARDS[self.loss]}
+        if not RuleForm(kind=kind).by_entropy:
+            guards["min_entropy"] = 0.0
+        return RuleForm(**guards, kind=kind)
 
     def record(self) -> dict[str, Any]:
         """The options as a coefficient file has them."""
@@ -124,11 +121,6 @@ def _in_range(name: str, value: Any) -> float | int | None:
     if value is None and name == "trained_up_to":
         return None
     low, high = RANGES[name]
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
+    if not low <= value <= high:
         raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
-    if name not in ("trained_up_to", "seed"):
-        return float(value)
-    if not isinstance(value, int | np.integer):
-        raise CalibrateError(f"{name} is {value}; give an integer")
-    return int(value)
+    return operator.index(value) if name in ("trained_up_to", "seed") else float(value)
