@@ -4,9 +4,7 @@ The functions of `CASES` give, for a public function, the arguments of a first c
 each argument.
 """
 
-import http.server
 import importlib
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -222,24 +220,6 @@ def _():
     return Cases(calibrate.load("paper").save, record, {"path": "fit.json"}, changes)
 
 
-@cache
-def address_without_pin():
-    """The address of a coefficient file on a server of this machine."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(calibrate.load("paper").path.read_bytes())
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}/fit.json"
-
-
 @cases_of("calibrate.load")
 def _():
     def fits_of_ones_own():
@@ -250,7 +230,6 @@ def _():
         "reference": change("max-retrieval"),
         "store": change("own", prepare=fits_of_ones_own),
         "fingerprint": change("sha256:another", raises=CoefficientsError),
-        "allow_unpinned": change(True, raises=CoefficientsError, reference=address_without_pin()),
     }
     return Cases(calibrate.load, record_fit, {"reference": "paper"}, changes)
 

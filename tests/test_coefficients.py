@@ -17,7 +17,6 @@ from coefficient_cases import (
     SURFACE,
     TEXT,
     VALIDATOR,
-    changed,
     rich_fit,
 )  # fmt: skip
 from hypothesis import HealthCheck, given, settings
@@ -32,10 +31,8 @@ from calibrate.core.rule import (
     LOG_SIZE,
     POLYNOMIAL,
     RuleForm,
-    surface,
 )
-from calibrate.store.check_pairs import make_check_pairs, verify_check_pairs
-from calibrate.store.entries import Entry
+from calibrate.store.entries import Entry, make_check_pairs, verify_check_pairs
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.loading import loads, read
 from calibrate.store.references import published_store
@@ -162,13 +159,6 @@ def test_saving_over_a_damaged_file_is_refused(tmp_path, old, new):
     assert path.read_bytes() == whole
 
 
-def test_a_large_fit_is_written_on_one_line():
-    fit = rich_fit(extra={"x-list": [""] * 1_500_000})
-    text = dumps(fit)
-    assert text.count("\n") == 1
-    assert loads(text.encode()).extra == fit.extra
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("name", "My Head"), ("name", "../x"), ("name", ""), ("name", None), ("version", 0),
@@ -205,16 +195,6 @@ def test_check_pairs_and_triples_are_of_the_domain(paper):
     for H, L, value in check:
         expected = a * H**4 + b * H**3 + c * H**2 + d * H + e + both * H * L + square * L**2
         assert value == pytest.approx(expected + line * L, rel=1e-14)
-
-
-def test_check_triples_anywhere_in_the_domain_are_accepted_and_kept():
-    """Another writer's, of which five have one log n."""
-    points = [(H, 4.0) for H in (0.5, 0.7, 1.0, 3.0, 5.0)] + [(0.5, 7.0), (5.0, 2.5), (5.9, 5.0)]
-    check = [[H, L, surface(H, L, SURFACE)] for H, L in points]
-    document = changed(ENTROPY_AND_SIZE, "entries.0.check", check)
-    fit = loads(json.dumps(document).encode())
-    assert fit == FITS[ENTROPY_AND_SIZE]
-    assert json.loads(dumps(fit)) == document
 
 
 @pytest.mark.parametrize(("miss", "is_refused"), [(0.9e-9, False), (1.1e-9, True)])

@@ -86,7 +86,6 @@ def spoilt(rows, value):
         ({"group": np.full(400, "NaT", "datetime64[D]")}, CalibrateError, "^group .*NaT"),
         ({"group": [None] * 400}, CalibrateError, "^group .*None"),
         ({"tolerance": np.inf}, CalibrateError, "^tolerance .*inf"),
-        ({"seed": True}, CalibrateError, "^seed .*True"),
         ({"head": np.full(400, -2)}, CalibrateError, "^head .* -2 to -2"),
         ({"seed": 0.5}, CalibrateError, r"^seed .* 0\.5\b"),
         ({"trained_up_to": 16.5}, CalibrateError, r"^trained_up_to .* 16\.5\b"),

@@ -18,7 +18,7 @@ from calibrate.store import references
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.references import published_store
-from calibrate.store.saving import is_same_fit, save_to_store
+from calibrate.store.saving import save_to_store
 
 ROOT = Path(__file__).parents[1]
 
@@ -178,22 +178,6 @@ def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
     powers = (0.0, 0.0, 0.0, 0.0, 2.0)
     for other in (make_fit(), make_fit(powers, min_entropy=0.5)):  # a threshold: not on every row
         assert "query = " not in usage(save_to_store(other, here / "fits")[0]).text
-
-
-def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0)):
-    rule = RuleForm(0.0, 0.1, kind=ENTROPY_AND_SIZE)
-    return Fit(rule, (Entry(coefficients, domain),), name="both")
-
-
-def test_a_refit_is_the_same_up_to_rounding():
-    """Of the domain too. A slightly larger term in H log n shows at large H and n alone."""
-    numbers = (0.0, 0.0, 0.0, 0.3, 1.0, 0.01, 0.0, 0.2)
-    fit = surface_fit(numbers)
-    assert is_same_fit(fit, surface_fit((*numbers[:4], 1.0 + 1e-7, *numbers[5:])))
-    assert not is_same_fit(fit, surface_fit((*numbers[:5], 0.01 + 3e-8, *numbers[6:])))
-    assert is_same_fit(fit, surface_fit(numbers, (0.5 + 1e-8, 6.0 - 1e-8, 2.0, 8.0)))
-    assert not is_same_fit(fit, surface_fit(numbers, (0.5, 6.1, 2.0, 8.0)))
-    assert not is_same_fit(fit, replace(fit, source={"seed": 1}))
 
 
 CONSTANTS = [

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,8 +188,7 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
     path.rename(path.with_name("7.json"))
     refuses(r"7\.json .*made@1", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
-    with pytest.warns(UserWarning, match=r"7\.json"):
-        assert save_to_store(fit(), tmp_path)[0].version == 8
+    assert save_to_store(fit(), tmp_path)[0].version == 8
 
 
 def test_a_fit_that_cannot_be_loaded_is_not_saved(tmp_path):
@@ -241,8 +239,7 @@ def test_a_disk_that_is_full_at_any_call(tmp_path, at, name, empty):
     store = tmp_path / "fits"
     if not empty:
         save_to_store(fit(), store)
-    with warnings.catch_warnings(), Syscalls(at, errno.ENOSPC) as syscalls:
-        warnings.simplefilter("ignore")  # the newest version could not be read
+    with Syscalls(at, errno.ENOSPC) as syscalls:
         try:
             number = save_to_store(fit(ceiling=3.0), store)[0].version
         except calibrate.CoefficientsError as error:

@@ -1,6 +1,5 @@
 """Options of a fit to the inputs of a head: one table of defaults."""
 
-import operator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -121,6 +120,8 @@ def _in_range(name: str, value: Any) -> float | int | None:
     if value is None and name == "trained_up_to":
         return None
     low, high = RANGES[name]
-    if not low <= value <= high:
-        raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
-    return operator.index(value) if name in ("trained_up_to", "seed") else float(value)
+    is_whole = name in ("trained_up_to", "seed")
+    if not low <= value <= high or (is_whole and value != int(value)):
+        noun = "an integer" if is_whole else "a number"
+        raise CalibrateError(f"{name} is {value}; give {noun} from {low:g} to {high:g}")
+    return int(value) if is_whole else float(value)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -36,25 +36,16 @@ TIMEOUTS = Timeouts()
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A place and its pin; short enough for a message that has the place twice.
 _ADDRESS = re.compile(r'([!"$-~]{1,600})(?:#(sha256:[0-9a-f]{64}))?')
-_TOO_LONG = f"it is longer than {MAX_FIT_MIB} MiB, and no coefficient file is"
 
 
-class FetchedFile(NamedTuple):
-    """The bytes at an address."""
-
-    data: bytes
-    place: str  # the address without its pin
-    address: str  # with its pin
-    path: Path | None  # the copy in the cache; None if it cannot be written
-
-
-def fetch(address: str, allow_unpinned: bool = False, timeouts: Timeouts = TIMEOUTS) -> FetchedFile:
+def fetch(address: str, timeouts: Timeouts = TIMEOUTS) -> tuple[bytes, Path | None]:
     """Fetches the file at an address, from the cache if it is there.
 
     Args:
       address: a place and its pin.
-      allow_unpinned: take whatever lies at an address without a pin.
       timeouts: of a server.
+    Returns:
+      (the bytes, their copy in the cache; None if it cannot be written).
     Raises:
       CoefficientsError: the address is not valid or has no pin, the file cannot be fetched, or it
         has another digest.
@@ -73,17 +64,17 @@ def fetch(address: str, allow_unpinned: bool = False, timeouts: Timeouts = TIMEO
     place, pin = match.groups()
     data = (_read_copy(pin) if pin else None) or _download(place, timeouts)
     digest = sha256_of(data)
-    pinned = f"{place}#{digest}"
-    if not pin and not allow_unpinned:
+    if not pin:
         raise CoefficientsError(
-            f"{place} has no pin, and may change; if you trust what is there now, give {pinned}"
+            f"{place} has no pin, and may change; if you trust what is there now, give "
+            f"{place}#{digest}"
         )
-    if pin and pin != digest:
+    if pin != digest:
         raise CoefficientsError(
             f"{place} has {digest}, not {pin}: it changed, or the pin is of another file; ask who "
             "published it"
         )
-    return FetchedFile(data, place, pinned, _keep_copy(digest, data))
+    return data, _keep_copy(digest, data)
 
 
 def _cache_path(digest: str) -> Path:
@@ -110,8 +101,18 @@ def _keep_copy(digest: str, data: bytes) -> Path | None:
 
 def _download(place: str, timeouts: Timeouts) -> bytes:
     """The bytes at a place; CoefficientsError says why they cannot be had."""
+    end = time.monotonic() + timeouts.total
     try:
-        return _download_from_web(place, timeouts)
+        if reason := _reason_to_refuse(place, place):
+            raise URLError(f"it {reason}")
+        request = Request(place, headers={"User-Agent": f"calibrate/{__version__}"})
+        with build_opener(_Redirects(end)).open(request, timeout=timeouts.read) as answer:
+            data = read_answer(answer, MAX_FIT_BYTES, end)
+            if len(data) > MAX_FIT_BYTES:
+                raise URLError(f"it is longer than {MAX_FIT_MIB} MiB, and no coefficient file is")
+            if answer.length:
+                raise URLError(f"the connection ended {answer.length:,} bytes early")
+            return data
     except (OSError, HTTPException, ValueError) as failure:
         if isinstance(failure, HTTPError):
             failure.close()
@@ -123,20 +124,6 @@ def _download(place: str, timeouts: Timeouts) -> bytes:
         f"cannot fetch {place}: {reason}; check the address and the network, or load a copy of "
         "the file by its path"
     )
-
-
-def _download_from_web(url: str, timeouts: Timeouts) -> bytes:
-    if reason := _reason_to_refuse(url, url):
-        raise URLError(f"it {reason}")
-    end = time.monotonic() + timeouts.total
-    request = Request(url, headers={"User-Agent": f"calibrate/{__version__}"})
-    with build_opener(_Redirects(end)).open(request, timeout=timeouts.read) as answer:
-        data = read_answer(answer, MAX_FIT_BYTES, end)
-        if len(data) > MAX_FIT_BYTES:
-            raise URLError(_TOO_LONG)
-        if answer.length:
-            raise URLError(f"the connection ended {answer.length:,} bytes early")
-    return data
 
 
 def read_answer(answer: HTTPResponse, max_bytes: int, end: float) -> bytes:

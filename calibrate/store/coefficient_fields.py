@@ -51,51 +51,24 @@ Bound = Annotated[float, Meta(ge=0, le=MAX_ENTROPY)]
 SourceSeed = Annotated[int, Meta(ge=0)]  # at most 2^64 - 1, which `coefficient_file.py` checks
 
 
-class ConstantRule(Struct, tag_field="kind", tag=CONSTANT, forbid_unknown_fields=True):
-    """`rule` of a constant."""
-
-    quantity: Literal["beta"]
-    order: Literal["descending"]
-    min_beta: Beta
-    max_beta: Beta
-
-
-class LogSizeRule(Struct, tag_field="kind", tag=LOG_SIZE, forbid_unknown_fields=True):
-    """`rule` of a line in log n."""
-
-    quantity: Literal["beta"]
-    order: Literal["descending"]
-    size_unit: Literal["log items"]
-    min_beta: Beta
-    max_beta: Beta
+def _rule_struct(name: str, kind: str) -> type[Struct]:
+    """`rule` of a kind."""
+    by_entropy, by_size = RuleForm(kind=kind).by_entropy, RuleForm(kind=kind).by_size
+    order = _TERMS if by_entropy and by_size else "descending"
+    fields: list[tuple[str, Any]] = [("quantity", Literal["beta"]), ("order", Literal[order])]
+    fields += [("entropy_unit", Literal["nats"])] * by_entropy
+    fields += [("size_unit", Literal["log items"])] * by_size
+    fields += [("min_entropy", Nats)] * by_entropy
+    fields += [("min_beta", Beta), ("max_beta", Beta)]
+    fields += [("outside", Literal["clamp", "identity"])] * (kind == POLYNOMIAL)
+    options: dict[str, Any] = {"tag_field": "kind", "tag": kind, "forbid_unknown_fields": True}
+    return defstruct(name, fields, module=__name__, **options)
 
 
-class PolynomialRule(Struct, tag_field="kind", tag=POLYNOMIAL, forbid_unknown_fields=True):
-    """`rule` of a polynomial of entropy."""
-
-    quantity: Literal["beta"]
-    order: Literal["descending"]
-    entropy_unit: Literal["nats"]
-    min_entropy: Nats
-    min_beta: Beta
-    max_beta: Beta
-    outside: Literal["clamp", "identity"]
-
-
-class EntropyAndSizeRule(
-    Struct, tag_field="kind", tag=ENTROPY_AND_SIZE, forbid_unknown_fields=True
-):
-    """`rule` of a polynomial of entropy with terms of log n."""
-
-    quantity: Literal["beta"]
-    order: Literal[_TERMS]  # type: ignore[valid-type]
-    entropy_unit: Literal["nats"]
-    size_unit: Literal["log items"]
-    min_entropy: Nats
-    min_beta: Beta
-    max_beta: Beta
-
-
+ConstantRule = _rule_struct("ConstantRule", CONSTANT)
+LogSizeRule = _rule_struct("LogSizeRule", LOG_SIZE)
+PolynomialRule = _rule_struct("PolynomialRule", POLYNOMIAL)
+EntropyAndSizeRule = _rule_struct("EntropyAndSizeRule", ENTROPY_AND_SIZE)
 RULE_FIELDS: dict[str, type[Struct]] = {
     CONSTANT: ConstantRule,
     LOG_SIZE: LogSizeRule,
@@ -182,7 +155,7 @@ class CoefficientDocument(Struct, forbid_unknown_fields=True):
     name: Name
     version: Version
     id: Digest
-    rule: ConstantRule | LogSizeRule | PolynomialRule | EntropyAndSizeRule
+    rule: ConstantRule | LogSizeRule | PolynomialRule | EntropyAndSizeRule  # type: ignore[valid-type]
     entries: Annotated[list[EntryFields], Meta(min_length=1)]
     evidence: EvidenceFields  # type: ignore[valid-type]
     source: SourceFields  # type: ignore[valid-type]

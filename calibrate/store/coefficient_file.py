@@ -10,21 +10,26 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.strict_json import convert, describe, parse
-from calibrate.store.check_pairs import make_check_pairs, verify_check_pairs
 from calibrate.store.coefficient_fields import (
     COEFFICIENT_SCHEMA_VERSION,
     FORMAT,
     CoefficientDocument,
 )
-from calibrate.store.entries import Entry, check_entries
+from calibrate.store.entries import (
+    Entry,
+    check_entries,
+    make_check_pairs,
+    verify_check_pairs,
+)
 
-MAX_FIT_MIB = 8  # 14,000 heads with polynomials and their evidence
+MAX_FIT_MIB = 8  # some 10,000 heads with polynomials and their evidence
 MAX_FIT_BYTES = MAX_FIT_MIB << 20
 ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of a LoRA
 # Of config.json of an exported model; of a .gguf file, the beginning of the names of such keys.
@@ -96,18 +101,12 @@ def parse_document(data: bytes) -> dict[str, Any]:
 
 def _check_version(document: Any) -> None:
     """Raises CoefficientsError for a file of another format, or another version of it."""
-    if not isinstance(document, dict) or "format" not in document:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CoefficientsError(_NOT_A_FIT)
-    if document["format"] != FORMAT:
-        raise CoefficientsError(
-            f"format is {describe(document['format'])}; give a coefficient file, which has "
-            f'"{FORMAT}"'
-        )
     if (version := document.get("schema_version")) != COEFFICIENT_SCHEMA_VERSION:
         raise CoefficientsError(
             f"schema_version is {describe(version)}; this calibrate reads "
-            f'"{COEFFICIENT_SCHEMA_VERSION}": upgrade calibrate if the file is newer, fit again if '
-            "it is older"
+            f'"{COEFFICIENT_SCHEMA_VERSION}": upgrade calibrate, or fit again'
         )
 
 
@@ -167,8 +166,6 @@ def document_text(document: Mapping[str, Any]) -> str:
         content |= {name: document[name] for name in document if name not in content}
         text = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
         text = _NUMBER_LISTS.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
-        if len(text) > MAX_FIT_BYTES:  # one line for all
-            text = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as failure:
         raise CoefficientsError(
             f"{document['name']}@{document['version']} cannot be written as JSON ({failure}); "
@@ -186,19 +183,13 @@ def save_document(document: Mapping[str, Any], path: Path, overwrite: bool) -> P
     try:
         write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
     except FileExistsError:
-        if not _has_id(path, written_id):
-            raise CoefficientsError(
-                f"{path} exists, and is not this fit; give another path, or overwrite=True"
-            ) from None
+        with suppress(CoefficientsError):
+            if read_document(path)["id"] == written_id:
+                return path.absolute()
+        raise CoefficientsError(
+            f"{path} exists, and is not this fit; give another path, or overwrite=True"
+        ) from None
     return path.absolute()
-
-
-def _has_id(path: Path, expected: str) -> bool:
-    """True if a file is undamaged and has that id: the same rules, fitted to the same inputs."""
-    try:
-        return bool(read_document(path)["id"] == expected)
-    except CoefficientsError:
-        return False
 
 
 def require_original(model: Any, record: Any) -> None:

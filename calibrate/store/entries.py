@@ -1,8 +1,12 @@
-"""Entries of a fit: the coefficients and domain of one head, or of all."""
+"""Entries of a fit: the coefficients and domain of one head, or of all, with their check pairs.
+
+Check pairs are values of a rule at points of its domain. They determine the coefficients, so that
+reversed, rescaled or rounded ones are refused.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from calibrate.core.rule import (
@@ -10,17 +14,21 @@ from calibrate.core.rule import (
     N_COEFFICIENTS,
     N_DOMAIN,
     TERMS,
+    VARIABLES,
     RuleForm,
+    bare_value,
     beta_of,
+    exponents,
 )
 from calibrate.errors import CoefficientsError
-from calibrate.storage.strict_json import FLOAT32_MAX
+from calibrate.storage.strict_json import FLOAT32_MAX, describe
 from calibrate.store.coefficient_fields import MAX_ENTROPY
 
 if TYPE_CHECKING:
     import numpy as np
 
 CheckPairs = tuple[tuple[float, ...], ...]  # (p,), (x, p(x)) or (H, log n, p(H, log n))
+CHECK_TOLERANCE = 1e-9  # of the largest number among the check pairs
 
 
 @dataclass(frozen=True)
@@ -86,24 +94,17 @@ def check_entries(entries: Sequence[Entry], kind: str) -> None:
     if not entries:
         raise CoefficientsError("entries are empty; give one at least")
     for i, entry in enumerate(entries):
-        coefficients = f"entries[{i}].coefficients are {entry.coefficients!r}"
-        if len(entry.coefficients) != N_COEFFICIENTS[kind]:
+        coefficients, domain = entry.coefficients, entry.domain
+        place = f"entries[{i}].coefficients are {coefficients!r}, its domain is {list(domain)!r}"
+        if (len(coefficients), len(domain)) != (N_COEFFICIENTS[kind], N_DOMAIN[kind]):
             raise CoefficientsError(
-                f"{coefficients}; give the {N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
-            )
-        if len(entry.domain) != N_DOMAIN[kind]:
-            raise CoefficientsError(
-                f"entries[{i}].domain is {list(entry.domain)!r}; give the {N_DOMAIN[kind]} "
-                f"numbers of a rule of kind {kind!r}"
+                f"{place}; give the {N_COEFFICIENTS[kind]} coefficients and {N_DOMAIN[kind]} "
+                f"ends of a domain of a rule of kind {kind!r}"
             )
         # Bounds every step of the evaluation, so that none overflows in float32.
-        end = max([1.0, *entry.domain[1::2]])
-        largest = sum(map(abs, entry.coefficients)) * end**DEGREE
+        largest = sum(map(abs, coefficients)) * max([1.0, *domain[1::2]]) ** DEGREE
         if not largest <= FLOAT32_MAX:
-            raise CoefficientsError(
-                f"{coefficients}; their rule is beyond float32 on the domain "
-                f"{list(entry.domain)!r}; give smaller ones"
-            )
+            raise CoefficientsError(f"{place}; the rule is beyond float32 there; give smaller ones")
     _check_overlap([(entry.layer, entry.head) for entry in entries])
 
 
@@ -118,3 +119,74 @@ def _check_overlap(heads: Sequence[tuple[int | None, int | None]]) -> None:
                 f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
                 "covers too; keep one of them"
             )
+
+
+def make_check_pairs(entry: Entry, kind: str) -> CheckPairs:
+    """The rule without its guards at as many points of the domain as there are coefficients.
+
+    Raises:
+      CoefficientsError: points coincide.
+    """
+    points = _check_points(entry.domain, kind)
+    if len(set(points)) < len(points):
+        raise CoefficientsError(
+            f"domain is {list(entry.domain)!r}, too narrow for a fit; give a wider one"
+        )
+    return tuple((*x, float(bare_value(x, entry.coefficients, kind))) for x in points)
+
+
+def _check_points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
+    """Points of the domain that determine the coefficients: one for each term.
+
+    Each variable gets as many evenly spaced values as it has powers. The point of a term takes, for
+    each variable, value number p, where p is the term's power. Because every lower power of a term
+    is a term too, the values at these points determine all coefficients. Points at the lowest log n
+    come first.
+    """
+    used = VARIABLES[kind]
+    powers = [
+        tuple(p for variable, p in zip("HL", exponents(term), strict=True) if variable in used)
+        for term in TERMS[kind]
+    ]
+    degrees = map(max, zip(*powers, strict=True))
+    axes = [
+        [lo, hi, *(lo + (hi - lo) * i / degree for i in range(1, degree))]
+        for lo, hi, degree in zip(domain[::2], domain[1::2], degrees, strict=True)
+    ]
+    points = [tuple(axis[p] for axis, p in zip(axes, term, strict=True)) for term in powers]
+
+    def key(point: tuple[float, ...]) -> tuple[bool, tuple[float, ...]]:
+        return len(point) == 2 and point[1] > domain[2], point
+
+    return sorted(points, key=key)
+
+
+def verify_check_pairs(entry: Entry, kind: str, place: str = "entry") -> None:
+    """Raises CoefficientsError unless an entry has the check pairs of its coefficients."""
+    expected = make_check_pairs(entry, kind)
+    if not _agree([pair[:-1] for pair in entry.check], [pair[:-1] for pair in expected]):
+        points = [list(pair[:-1]) for pair in expected]
+        raise CoefficientsError(
+            f"{place}.check is {describe([*map(list, entry.check)])}; give the rule's value p at "
+            f"each of {points}"
+        )
+    if _agree(entry.check, expected):
+        return
+    reason = "they were rounded or changed since the fit; restore them"
+    backwards = replace(entry, coefficients=entry.coefficients[::-1])
+    if _agree(entry.check, make_check_pairs(backwards, kind)):
+        reason = f"they are in reverse order; write those of {', '.join(TERMS[kind])}"
+    raise CoefficientsError(
+        f"{place}.coefficients is {describe(list(entry.coefficients))}; they do not give the "
+        f"values in check: {reason}"
+    )
+
+
+def _agree(given: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
+    """True if the numbers agree, but for rounding of the largest expected one of a column."""
+    if [*map(len, given)] != [*map(len, expected)]:
+        return False
+    return all(
+        max(abs(a - b) for a, b in zip(x, y, strict=True)) <= CHECK_TOLERANCE * max(map(abs, y))
+        for x, y in zip(zip(*given, strict=True), zip(*expected, strict=True), strict=True)
+    )

@@ -11,7 +11,7 @@ from calibrate.core.rule import (
     N_COEFFICIENTS,
     N_DOMAIN,
     POLYNOMIAL,
-    VARIABLES,
+    TERMS,
     RuleForm,
     constant_text,
     formula,
@@ -298,24 +298,18 @@ class Fit:
 
 def _check_rule(rule: RuleForm) -> None:
     """Raises CoefficientsError for an unknown kind, or guards that its kind cannot have."""
-    if rule.kind not in N_COEFFICIENTS:
-        words = " or ".join(map(repr, N_COEFFICIENTS))
-        raise CoefficientsError(f"rule.kind is {rule.kind!r}; use {words}")
     outsides = ("clamp", "identity") if rule.kind == POLYNOMIAL else ("clamp",)
-    if rule.outside not in outsides:
+    most_entropy = FLOAT32_MAX if rule.kind in TERMS and rule.by_entropy else 0.0
+    if (
+        rule.kind not in TERMS
+        or rule.outside not in outsides
+        or not 0 <= rule.min_entropy <= most_entropy
+        or not 0 < rule.min_beta <= rule.max_beta <= FLOAT32_MAX
+    ):
         raise CoefficientsError(
-            f"rule.outside is {rule.outside!r}; use {' or '.join(map(repr, outsides))}"
-        )
-    if "H" not in VARIABLES[rule.kind] and rule.min_entropy != 0:
-        raise CoefficientsError(
-            f"rule.min_entropy is {rule.min_entropy!r}; a rule of kind {rule.kind!r} has none"
-        )
-    if not 0 <= rule.min_entropy <= FLOAT32_MAX:
-        raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
-    if not 0 < rule.min_beta <= rule.max_beta <= FLOAT32_MAX:
-        raise CoefficientsError(
-            f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
-            "give 0 < min_beta <= max_beta <= 3.4e38"
+            f"rule is {rule}; give a kind of {', '.join(TERMS)}, one outside of "
+            f"{', '.join(outsides)}, 0 <= min_entropy <= {most_entropy:g}, and "
+            "0 < min_beta <= max_beta <= 3.4e38"
         )
 
 

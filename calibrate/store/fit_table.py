@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_SIZES_HEADING = ("n", "inputs", "NLL before", "NLL after", "gain ± SE")
-_KINDS_HEADING = ("kind", "NLL", "gain ± SE")
+_SIZES = {"n": ",", "inputs": ",", "nll_before": ".4f", "nll_after": ".4f", "gain": "+.4f"}
+_KINDS = {"kind": "", "nll": ".4f", "gain": "+.4f"}
 
 
 @dataclass(frozen=True)
@@ -25,61 +25,46 @@ class FitTable:
     @classmethod
     def from_evidence(cls, evidence: Mapping[str, Any]) -> "FitTable":
         """The table of the evidence of a fit."""
-        held_out = [{**record, "gain": _gain(record)} for record in evidence.get("held_out", ())]
+        held_out = [
+            {**record, "gain": record["nll_before"] - record["nll_after"]}
+            for record in evidence.get("held_out", ())
+            if {"nll_before", "nll_after"} <= record.keys()
+        ]
         return cls(tuple(held_out), tuple(map(dict, evidence.get("kinds", ()))))
 
     @property
     def gains(self) -> str:
         """The gain of each kind of rule, on one line; "" if there is none."""
         gains = [
-            f"{kind.get('kind')} {_gain_text(kind)}" for kind in self.kinds if kind.get("gain")
+            " ".join(_cells(kind, {"kind": "", "gain": "+.4f"}))
+            for kind in self.kinds
+            if kind.get("gain")
         ]
         return ", ".join(gains)
 
     def __str__(self) -> str:
-        sizes = [
-            [_count(size, "n"), _count(size, "inputs"), _number(size, "nll_before"),
-             _number(size, "nll_after"), _gain_text(size)]
-            for size in self.held_out
-        ]  # fmt: skip
-        kinds = [
-            [str(kind.get("kind", "")), _number(kind, "nll"), _gain_text(kind)]
-            for kind in self.kinds
+        tables = [
+            _align([list(formats), *(_cells(record, formats) for record in records)])
+            for records, formats in ((self.held_out, _SIZES), (self.kinds, _KINDS))
+            if records
         ]
-        tables = [_align([_SIZES_HEADING, *sizes])] if sizes else []
-        tables += [_align([_KINDS_HEADING, *kinds], left=True)] if kinds else []
         return "\n\n".join(tables) or "no evidence on held-out inputs"
 
 
-def _gain(record: Mapping[str, Any]) -> float | None:
-    """The NLL that a fit takes off, at one n."""
-    before, after = record.get("nll_before"), record.get("nll_after")
-    return None if before is None or after is None else before - after
+def _cells(record: Mapping[str, Any], formats: Mapping[str, str]) -> list[str]:
+    """The numbers of a record as text, the last one with its standard error, if it has them."""
+    cells = [
+        format(record[name], shape) if name in record else "" for name, shape in formats.items()
+    ]
+    if cells[-1] and "se" in record:
+        cells[-1] += f" ± {record['se']:.4f}"
+    return cells
 
 
-def _gain_text(record: Mapping[str, Any]) -> str:
-    """A gain with its standard error, if these are known."""
-    gain, se = record.get("gain"), record.get("se")
-    if gain is None:
-        return ""
-    return f"{gain:+.4f}" + ("" if se is None else f" ± {se:.4f}")
-
-
-def _number(record: Mapping[str, Any], name: str) -> str:
-    number = record.get(name)
-    return "" if number is None else f"{number:.4f}"
-
-
-def _count(record: Mapping[str, Any], name: str) -> str:
-    return f"{record[name]:,}" if name in record else ""
-
-
-def _align(rows: Sequence[Sequence[str]], left: bool = False) -> str:
-    """Rows of text in columns, a line each; `left` aligns the first column to the left."""
+def _align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text in columns, a line each; the first column is aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        aligned = first.ljust(widths[0]) if left else first.rjust(widths[0])
-        cells = [aligned, *map(str.rjust, others, widths[1:])]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    )

@@ -23,8 +23,6 @@ def load(
     reference: str | os.PathLike[str],
     store: str | os.PathLike[str] | None = None,
     fingerprint: str | None = None,
-    *,
-    allow_unpinned: bool = False,
 ) -> Fit:
     """Loads a fit.
 
@@ -34,7 +32,6 @@ def load(
         "https://HOST/FILE#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
-      allow_unpinned: load an address without a digest, whatever lies there now.
     Returns:
       Fit, whose `.path` is the file that was read, and `.address` the pinned address.
     Raises:
@@ -50,12 +47,11 @@ def load(
     if isinstance(reference, str) and _ADDRESS_START.match(reference):
         from calibrate.store.addresses import fetch  # deferred: it loads urllib
 
-        fetched = fetch(reference, allow_unpinned)
+        data, copy = fetch(reference)
         try:
-            fit = loads(fetched.data, fetched.path)
+            fit = replace(loads(data, copy), address=reference)
         except CoefficientsError as refusal:
-            raise CoefficientsError(f"{fetched.place}: {refusal}") from None
-        fit = replace(fit, address=fetched.address)
+            raise CoefficientsError(f"{reference}: {refusal}") from None
     elif is_path(reference):
         path = Path(reference)
         fit = read(path / ADAPTER_FIT if path.is_dir() else path)

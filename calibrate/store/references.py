@@ -4,7 +4,6 @@ A store is a folder of NAME/VERSION.json. A reference is looked up in several st
 one given, $CALIBRATE_FITS, ./fits, and the fits of the package; the first with the name decides.
 """
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -45,21 +44,17 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> list[Pa
     """The files of a name in the first store that has it, lowest version first.
 
     Raises:
-      CoefficientsError: no store has the name; the message proposes what may have been meant.
+      CoefficientsError: no store has the name.
     """
     searched = [folder for _, folder in list_places(store)]
     for folder in searched:
         if files := list_files(folder, name):
             return files
-    known = {known for folder in searched for known in list_names(folder)}
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    remedy = f"did you mean {near[0]}?" if near else "`calibrate fit` makes one"
-    if os.path.isfile(f"{name}.json"):
-        remedy = f"for the file write ./{name}.json"
-    elif os.path.isdir(name):
-        remedy = f"the folder is ./{name}"
     places = ", ".join(str(folder.absolute()) for folder in searched)
-    raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
+    raise CoefficientsError(
+        f"no fit is named {name!r} in {places}; `calibrate fits list` lists them, and "
+        f"./{name}.json is the path of a file"
+    )
 
 
 def list_places(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path]]:

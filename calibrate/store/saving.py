@@ -5,7 +5,7 @@ atomically.
 """
 
 import os
-import warnings
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version as version_of
@@ -20,19 +20,16 @@ from calibrate.storage.atomic_io import (
     remove_leftovers,
     write_atomically,
 )
-from calibrate.store.check_pairs import make_check_pairs
-from calibrate.store.fit import Fit, dumps
+from calibrate.store.fit import Fit, digest, dumps
 from calibrate.store.loading import loads, read_version
 from calibrate.store.references import check_name, list_files, list_places
 from calibrate.version import __version__
 
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
-# Two fits are the same if their rules, and the points of their domains, differ by less than this.
-_SAME = 1e-6
 
 
 def save_to_store(fit: Fit, store: Path) -> tuple[Fit, bool]:
-    """Writes a fit as the next version of its name, unless the newest version is the same fit.
+    """Writes a fit as the next version of its name, unless the newest version has the same `id`.
 
     Returns:
       (the fit with its version and path, True if a file was written).
@@ -51,9 +48,9 @@ def save_to_store(fit: Fit, store: Path) -> tuple[Fit, bool]:
 
 def _save_next_version(fit: Fit, store: Path, has_locks: bool) -> tuple[Fit, bool]:
     files = list_files(store, fit.name)
-    newest = _read_newest(files)
-    if newest and is_same_fit(newest, fit):
-        return newest, False
+    with suppress(CoefficientsError):  # a damaged file: the new fit becomes the next version
+        if files and digest(newest := read_version(files[-1])) == digest(fit):
+            return newest, False
     number = int(files[-1].stem) + 1 if files else 1
     path = store / fit.name / f"{number}.json"
     data = dumps(replace(fit, version=number)).encode()
@@ -62,33 +59,6 @@ def _save_next_version(fit: Fit, store: Path, has_locks: bool) -> tuple[Fit, boo
         remove_leftovers(path.parent, r"[0-9]+\.json")
     write_atomically(path, data, CoefficientsError, exclusive=True)
     return saved, True
-
-
-def _read_newest(files: list[Path]) -> Fit | None:
-    """The fit of the last file; None if there is none or, with a warning, if it is damaged."""
-    try:
-        return read_version(files[-1]) if files else None
-    except CoefficientsError as failure:
-        warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
-        return None
-
-
-def is_same_fit(newest: Fit, new: Fit) -> bool:
-    """True if a refit is unchanged: the same source, guards, heads, and values of the rule.
-
-    Values are compared at the check pairs, which determine the coefficients and the domain.
-    """
-    if newest.source != new.source or newest.rule != new.rule:
-        return False
-    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
-        return False
-    before, after = _check_numbers(newest), _check_numbers(new)
-    return all(abs(a - b) < _SAME for a, b in zip(before, after, strict=True))
-
-
-def _check_numbers(fit: Fit) -> list[float]:
-    pairs = [make_check_pairs(entry, fit.rule.kind) for entry in fit.entries]
-    return [number for check in pairs for pair in check for number in pair]
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
