@@ -12,9 +12,7 @@ from calibrate.conformance.mistakes import (
     COMBINED,
     DIFFERS,
     EPSILONS,
-    HALF_PRECISION,
     LOG_EPSILON,
-    OTHER_BOUNDS,
     PLAIN,
     REMEDIES,
     WRONG_AXIS,
@@ -22,10 +20,8 @@ from calibrate.conformance.mistakes import (
     RowBeta,
     has_zero_weight,
     mistaken_row,
-    softmax,
 )
 from calibrate.conformance.vectors import VectorRow, vector_rows
-from calibrate.core.rule import CONSTANT, RuleForm, beta_of
 from calibrate.store.fit import Fit
 from calibrate.store.loading import load
 
@@ -35,8 +31,6 @@ TOLERANCE = 1e-4
 EPS_OF_OUTPUT = 4  # of narrow output dtypes, in units of their precision
 MAX_SUM_ERROR = 0.02  # of the probabilities of a row
 MOST_TOGETHER = 3  # mistakes
-HALF_PRECISION_ERROR = 0.03  # of an entropy in 16 bits, relative
-N_BETWEEN = 31  # entropies within that error
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ def check_softmax(
       mask: the name of the argument that takes a bool mask, True for real items; None: `where` or
         `mask`, if it has one of these.
     Raises:
-      CannotTellError: the function raises, or its result has another shape.
+      CalibrateError: the function raises, or its result has another shape.
       CoefficientsError: a fit that distinguishes heads or layers.
     """
     fit = fit if isinstance(fit, Fit) else load(fit)
@@ -193,9 +187,7 @@ def _faults(answers: Sequence[_Answer], fit: Fit, tolerance: float) -> tuple[str
     for mistakes, epsilon in _sets_of_mistakes():
         if explains(mistakes=mistakes, epsilon=epsilon):
             return mistakes
-    if any(explains(bounds=rule) for rule in _other_bounds(fit, answers)):
-        return (OTHER_BOUNDS,)
-    return (HALF_PRECISION,) if _entropy_is_coarse(fit, answers) else (DIFFERS,)
+    return (DIFFERS,)
 
 
 def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
@@ -205,36 +197,3 @@ def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
         for mistakes in combinations(COMBINED, size):
             for epsilon in EPSILONS if LOG_EPSILON in mistakes else EPSILONS[:1]:
                 yield mistakes, epsilon
-
-
-def _other_bounds(fit: Fit, answers: Sequence[_Answer]) -> Iterator[RuleForm]:
-    """Rules with other bounds of beta, and another threshold, that the betas of outputs suggest."""
-    rule = fit.rule
-    if rule.kind == CONSTANT:
-        return
-    betas = np.array([x.beta for x in answers])
-    known = betas[np.isfinite(betas)]
-    entropies = sorted({0.0, rule.min_entropy, *(x.exact.entropy for x in answers)})
-    for low in {rule.min_beta, float(known.min(initial=np.inf)), -np.inf}:
-        for high in {rule.max_beta, float(known.max(initial=-np.inf)), np.inf}:
-            for threshold in entropies if low < high else ():
-                yield rule._replace(min_beta=low, max_beta=high, min_entropy=threshold)
-
-
-def _entropy_is_coarse(fit: Fit, answers: Sequence[_Answer]) -> bool:
-    """True if each output is softmax(beta z) with beta at an entropy that is off by 3 % at most."""
-    coefficients, domain = fit.entries[0].coefficients, fit.entries[0].domain
-    for x in answers:
-        beta, right = x.beta, x.exact
-        if np.isnan(beta):
-            continue
-        H = right.entropy * (1 + HALF_PRECISION_ERROR * np.linspace(-1, 1, N_BETWEEN))
-        log_n = np.full_like(H, np.log(right.n))
-        near = beta_of(H, log_n, coefficients, domain, fit.rule, np)
-        near = np.broadcast_to(near, H.shape)
-        margin = 0.01 * right.beta
-        if not near.min() - margin <= beta <= near.max() + margin:
-            return False
-        if np.abs(x.output - softmax(beta * x.row.logits.astype(float), x.row.real)).max() > 5e-3:
-            return False
-    return True

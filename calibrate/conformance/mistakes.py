@@ -25,10 +25,8 @@ NO_THRESHOLD = "no-threshold"
 LOG_EPSILON = "log-epsilon"
 ZERO_LOG_ZERO = "zero-log-zero"
 PLAIN = "plain-softmax"
-HALF_PRECISION = "half-precision-entropy"
 TWICE = "scaled-twice"
 WRONG_AXIS = "wrong-axis"
-OTHER_BOUNDS = "other-bounds"
 DIFFERS = "differs"
 
 REMEDIES = {
@@ -45,12 +43,11 @@ REMEDIES = {
     ZERO_LOG_ZERO: "0 log 0 makes the entropy NaN where a weight is 0, as that of a masked item: "
     "use 0 where p is 0, as scipy.special.entr",
     PLAIN: "the result is softmax(z): the adaptive function is never called, or its beta is 1",
-    HALF_PRECISION: "the entropy is computed in 16 bits: cast the logits to float32 first",
     TWICE: "the logits are multiplied by beta twice",
     WRONG_AXIS: "a batch gives another result than its rows one by one: softmax and entropy go "
     "along the last axis, with keepdims",
-    OTHER_BOUNDS: "beta has other bounds than the fit (min_beta, max_beta, min_entropy, domain)",
-    DIFFERS: "no common mistake explains the difference; compare H and beta of the row below",
+    DIFFERS: "no common mistake explains the difference: compare H and beta of the row below; the "
+    "entropy may be in 16 bits, or the bounds of beta may be others",
 }
 # The mistakes that are tried, alone and together.
 COMBINED = (
@@ -94,23 +91,20 @@ def mistaken_row(
     row: VectorRow,
     fit: Fit,
     mistakes: Collection[str] = (),
-    *,
     epsilon: float = EPSILONS[0],
-    bounds: RuleForm | None = None,
 ) -> RowBeta:
     """One row by a fit, with mistakes; without any, as it should be.
 
     Args:
       fit: with one entry for all heads.
       epsilon: of the mistake "log-epsilon".
-      bounds: of the mistake "other-bounds": a rule without a domain, in place of the fit's.
     """
     real = row.real
     counted = row.logits > -np.inf if MASKED in mistakes else real
     z = np.where(counted, row.logits.astype(float), 0)
     p = softmax(z, counted)
     n = len(z) if MASKED in mistakes else int(real.sum())
-    rule, domain = _guards(fit, mistakes, bounds)
+    rule, domain = _guards(fit, mistakes)
     coefficients = fit.entries[0].coefficients[:: -1 if REVERSED in mistakes else 1]
 
     def beta_at(p: np.ndarray) -> tuple[float, float]:
@@ -131,17 +125,15 @@ def mistaken_row(
     return RowBeta(H, n, beta, softmax(beta * z, real))
 
 
-def _guards(
-    fit: Fit, mistakes: Collection[str], bounds: RuleForm | None
-) -> tuple[RuleForm, tuple[float, ...]]:
+def _guards(fit: Fit, mistakes: Collection[str]) -> tuple[RuleForm, tuple[float, ...]]:
     """The rule and the domain that act on beta.
 
     Pasted code of the published polynomial has no domain, which changes nothing where it is right:
     beyond the domain the polynomial is below 1. So a mistake leaves the domain of a fit that is off
     outside ("identity") out, too.
     """
-    rule, domain = bounds or fit.rule, fit.entries[0].domain
-    if bounds or (mistakes and rule.outside == "identity"):
+    rule, domain = fit.rule, fit.entries[0].domain
+    if mistakes and rule.outside == "identity":
         rule, domain = rule._replace(outside="clamp"), (-np.inf, np.inf) * (len(domain) // 2)
     if NO_FLOOR in mistakes:
         rule = rule._replace(min_beta=-np.inf)
