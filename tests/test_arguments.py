@@ -145,7 +145,7 @@ def _():
 
 @cases_of("calibrate.fit_model", "transformers")
 def _():
-    from test_batch_fit import batches_of, log_p, log_probs
+    from test_batch_fit import batches_of, log_p
     from tiny_causal import planted_model
 
     def log_p_of_halves(model, tokens):
@@ -153,17 +153,13 @@ def _():
 
     other = planted_model()
     other.model.layers[0].self_attn.q_proj.weight.mul_(0.5)
-    retention = {"protect": batches_of(32), "log_probs": log_probs}
     changes = {
         "model": change(other),
         "batches": change(batches_of(48)),
         "log_p": change(log_p_of_halves),
-        "protect": change(retention["protect"], log_probs=log_probs, max_kl=0.02),
-        "log_probs": change(lambda *batch: log_probs(*batch)[..., :9], max_kl=0.02, **retention),
         "template": change(["one", "other"] * 16),
         "size": change(40),
         "kind": change("log-size"),
-        "max_kl": change(0.02, **retention),
         "steps": change(3),
         "seed": change(5),
         "name": change("other"),

@@ -6,7 +6,6 @@ import torch
 from tiny_causal import planted_examples, planted_model
 
 import calibrate
-from calibrate import transformers
 from calibrate.errors import CalibrateError, QualityError
 
 
@@ -23,10 +22,6 @@ def batches_of(count=64, size=4):
 def log_p(model, tokens):
     logits = model(tokens[:, :-1]).logits[:, -1]
     return logits.log_softmax(-1).gather(-1, tokens[:, -1:])[:, 0]
-
-
-def log_probs(model, tokens):
-    return model(tokens).logits.log_softmax(-1)
 
 
 OPTIONS = {"kind": "constant", "steps": 10, "size": 20}
@@ -53,37 +48,10 @@ def test_the_planted_head_is_found(tmp_path):
     assert calibrate.load(fit.save(tmp_path / "mine.json")) == fit
 
 
-@pytest.mark.slow
-def test_retention_batches_limit_the_interpolation_weight():
-    """The verdict has the KL of the predictions, here by hand."""
-    model, batches = planted_model(), batches_of()
-    protected = batches_of(32)
-    options = {**OPTIONS, "protect": protected, "log_probs": log_probs}
-    fit = calibrate.fit_model(model, batches, log_p, **options, max_kl=0.02)
-    assert 0 < fit.source["options"]["interpolation"] < 1
-    in_test = protected[1::2]  # half of the retention batches are of the test split
-    kl = []
-    for tokens in in_test:
-        with torch.no_grad():
-            baseline = log_probs(model, tokens)
-            transformers.apply(model, fit)
-            kl.append(
-                float((baseline.exp() * (baseline - log_probs(model, tokens))).sum(-1).mean())
-            )
-            model.set_attn_implementation("sdpa")
-    assert f"{np.mean(kl):.4f} ± " in fit.verdict
-    assert "of KL divergence from the baseline (limit 0.02)" in fit.verdict
-    model.requires_grad_(True)
-    whole = calibrate.fit_model(model, batches, log_p, **options, max_kl=9.0)
-    assert all(weights.grad is None for weights in model.parameters())
-    assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
-
-
 @pytest.mark.parametrize(
     ("options", "value"),
     [
         ({"size": 1}, "size is 1"),
-        ({"protect": [0] * 8}, "log_probs="),
         ({"template": ["a"]}, "1 names for 32"),
         ({"template": ["a"] * 25 + ["b"] * 7}, "7 batches are 'b'"),
         ({"name": "a/b"}, "a/b"),

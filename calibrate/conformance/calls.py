@@ -19,8 +19,8 @@ AXIS_NAMES = "axis", "dim"
 SINGLE_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1, 1))  # before the n items of a row
 BATCHED_ITEMS = 6, 8  # lengths of which there are several rows
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # precision of output dtypes; others: float32
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
+_A = TypeVar("_A")
+_R = TypeVar("_R")
 Maker = Callable[[np.ndarray], Any]  # an array of NumPy as one of another library
 
 
@@ -105,8 +105,8 @@ class Outputs:
 
 
 def _try_each(
-    call: Callable[[Argument], Result], arguments: Iterable[Argument], failures: list[BaseException]
-) -> Iterator[Result]:
+    call: Callable[[_A], _R], arguments: Iterable[_A], failures: list[BaseException]
+) -> Iterator[_R]:
     """The results of the calls that succeed; appends what the others raise."""
     for argument in arguments:
         try:
