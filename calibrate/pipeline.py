@@ -15,10 +15,9 @@ head and `calibrate solve` call these functions; `calibrate fit` shares `fit_sol
 """
 
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from calibrate.core.masking import default_errstate
 from calibrate.defaults import MAX_SETS, MAX_SIZE
@@ -81,9 +80,11 @@ def collect(
     """
     loaded = load_head(head) if isinstance(head, str) else head
     check_head(loaded, f"of type {type(loaded).__name__}")
-    sizes = _checked_sizes(sizes)
-    sets = _checked_integer("sets", sets, 1, MAX_SETS)
-    seed = _checked_integer("seed", seed, 0, (1 << 64) - 1)
+    sizes = [_in_range("sizes", size, 2, MAX_SIZE) for size in sizes]
+    if not sizes:
+        raise CalibrateError("sizes is empty; give numbers of items, such as [64, 256]")
+    sets = _in_range("sets", sets, 1, MAX_SETS)
+    seed = _in_range("seed", seed, 0, (1 << 64) - 1)
     if folder is None:
         return collect_head_in_memory(loaded, sizes, sets, seed, keep)
     folder = Path(folder)
@@ -92,26 +93,11 @@ def collect(
     return collect_from_head(loaded, sizes, sets, seed, folder, max_bytes, progress, keep, jobs)
 
 
-def _checked_integer(name: str, value: Any, low: int, high: int) -> int:
-    """Converts an integer of Python or NumPy; CalibrateError if it is out of range."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise CalibrateError(f"{name} is {value!r}; give an integer")
+def _in_range(name: str, value: Any, low: int, high: int) -> int:
+    """An integer of Python or NumPy as one of Python; CalibrateError if it is out of range."""
     if not low <= value <= high:
         raise CalibrateError(f"{name} is {value}; give {low:,} to {high:,}")
-    return int(value)
-
-
-def _checked_sizes(sizes: Any) -> list[int]:
-    """Converts numbers of items; CalibrateError if there is none or one is out of range."""
-    try:
-        numbers = list(sizes)
-    except TypeError:
-        numbers = []
-    if not numbers or isinstance(sizes, str):
-        raise CalibrateError(
-            f"sizes is {sizes!r}; give a list of numbers of items, such as [64, 256]"
-        )
-    return [_checked_integer("sizes", size, 2, MAX_SIZE) for size in numbers]
+    return index(value)
 
 
 @default_errstate
@@ -136,10 +122,6 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
       QualityError: more than 1 % of the inputs have NaN, +inf or a masked target.
     Reference: Velickovic et al. 2024, section 3 and appendix A.
     """
-    if not isinstance(rows, RowCollection | Path | str):
-        raise CalibrateError(
-            f"rows is a {type(rows).__name__}; give the result of calibrate.collect, or its folder"
-        )
     collection = rows if isinstance(rows, RowCollection) else open_collection(Path(rows))
     check_bad_rows(collection.manifest)
     return solve_collection(collection, jobs)
@@ -187,11 +169,7 @@ def fit_polynomial(
       UserWarning: the rule would not be saved.
     Reference: Velickovic et al. 2024, section 3 and appendix B.
     """
-    if not isinstance(solved, SolvedInputs):
-        raise CalibrateError(f"solved is a {type(solved).__name__}; give calibrate.solve(rows)")
-    if solved.collection is None:
-        raise CalibrateError(
-            "solved is a part of the inputs; give all that calibrate.solve returned"
-        )
+    if not isinstance(solved, SolvedInputs) or solved.collection is None:
+        raise CalibrateError("give all inputs that calibrate.solve(rows) returned")
     options = FitOptions(None, loss, min_entropy, min_beta, max_beta, seed=seed)
     return fit_solved(solved.collection, solved, name, options, refuse=False).fit
