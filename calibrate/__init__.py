@@ -9,51 +9,33 @@ from typing import TYPE_CHECKING, Any
 from calibrate.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from calibrate.arrays import fit
-    from calibrate.batch_fit import fit_model
-    from calibrate.capturing import capture
-    from calibrate.conformance.check_softmax import SoftmaxCheck, check_softmax
-    from calibrate.core.commitment import commitment, susceptibility
-    from calibrate.errors import CalibrateError, CoefficientsError
-    from calibrate.jax.softmax import adaptive_softmax, entropy, inverse_temperature
-    from calibrate.pipeline import collect, fit_polynomial, solve
-    from calibrate.rows.heads import Head
-    from calibrate.rows.optimal_beta import OptimalBeta, optimal_beta
-    from calibrate.rows.solve import SolvedInputs
-    from calibrate.sklearn import SoftmaxCalibrator
-    from calibrate.storage.fingerprints import fingerprint
-    from calibrate.store.fit import Fit, identity
-    from calibrate.store.loading import load
-
-__all__ = [
-    "CalibrateError",
-    "CoefficientsError",
-    "Fit",
-    "Head",
-    "OptimalBeta",
-    "SoftmaxCalibrator",
-    "SoftmaxCheck",
-    "SolvedInputs",
-    "adaptive_softmax",
-    "capture",
-    "check_softmax",
-    "collect",
-    "commitment",
-    "entropy",
-    "fingerprint",
-    "fit",
-    "fit_model",
-    "fit_polynomial",
-    "identity",
-    "inverse_temperature",
-    "load",
-    "optimal_beta",
-    "solve",
-    "susceptibility",
-]
+    from calibrate.array_fit import fit as fit
+    from calibrate.batch_fit import fit_model as fit_model
+    from calibrate.capturing import capture as capture
+    from calibrate.conformance.check_softmax import SoftmaxCheck as SoftmaxCheck
+    from calibrate.conformance.check_softmax import check_softmax as check_softmax
+    from calibrate.core.commitment import commitment as commitment
+    from calibrate.core.commitment import susceptibility as susceptibility
+    from calibrate.errors import CalibrateError as CalibrateError
+    from calibrate.errors import CoefficientsError as CoefficientsError
+    from calibrate.jax.softmax import adaptive_softmax as adaptive_softmax
+    from calibrate.jax.softmax import entropy as entropy
+    from calibrate.jax.softmax import inverse_temperature as inverse_temperature
+    from calibrate.pipeline import collect as collect
+    from calibrate.pipeline import fit_polynomial as fit_polynomial
+    from calibrate.pipeline import solve as solve
+    from calibrate.rows.heads import Head as Head
+    from calibrate.rows.optimal_beta import OptimalBeta as OptimalBeta
+    from calibrate.rows.optimal_beta import optimal_beta as optimal_beta
+    from calibrate.rows.solve import SolvedInputs as SolvedInputs
+    from calibrate.sklearn import SoftmaxCalibrator as SoftmaxCalibrator
+    from calibrate.storage.fingerprints import fingerprint as fingerprint
+    from calibrate.store.fit import Fit as Fit
+    from calibrate.store.fit import identity as identity
+    from calibrate.store.loading import load as load
 
 _NAMES_OF = {
-    "arrays": ["fit"],
+    "array_fit": ["fit"],
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
     "conformance.check_softmax": ["SoftmaxCheck", "check_softmax"],
@@ -69,8 +51,7 @@ _NAMES_OF = {
     "sklearn": ["SoftmaxCalibrator"],
     "jax.softmax": ["adaptive_softmax", "entropy", "inverse_temperature"],
 }
-
-
+__all__ = sorted(name for names in _NAMES_OF.values() for name in names)
 _MODULES = ("jax", "pipeline", "torch", "transformers")  # public ones, imported on first use
 
 

@@ -13,7 +13,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from calibrate.arrays import fit
+from calibrate.array_fit import fit
 from calibrate.core.masking import default_errstate, is_masked, on_cpu
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.fitting.options import FitOptions

@@ -141,7 +141,7 @@ ROOMS = [
     "prompts conformance",
     "export",
     "vllm fitting",
-    "model pipeline arrays",
+    "model pipeline array_fit",
     "report",
     "batch_fit sklearn cli",
 ]
