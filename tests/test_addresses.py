@@ -14,7 +14,7 @@ from commands import call, refusal
 import calibrate
 from calibrate.errors import without_login
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.store.addresses import Timeouts, fetch
+from calibrate.store.addresses import fetch
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
 from calibrate.store.references import published_store
 
@@ -162,7 +162,7 @@ def test_without_a_pin_the_line_to_paste_is_told(server, cache):
 
 @pytest.mark.parametrize("path", HOSTILE)
 def test_hostile_servers(server, cache, path):
-    impatient = partial(fetch, timeouts=Timeouts(read=0.2, total=0.4))
+    impatient = partial(fetch, read_seconds=0.2, total_seconds=0.4)
     refuses(at(server, path), HOSTILE[path][1], load=impatient)
     assert not cache.exists()
 
@@ -184,8 +184,8 @@ def test_the_body_of_a_redirect_is_not_read(server):
 def test_redirects_have_one_deadline_together(server):
     for i in range(5):
         server.replies[f"/{i}"] = redirect(f"/{i + 1}")
-    patient = Timeouts(read=5.0, total=0.0)
-    refuses(at(server, "/0"), "not all in 0", load=partial(fetch, timeouts=patient))
+    patient = partial(fetch, read_seconds=5.0, total_seconds=0.0)
+    refuses(at(server, "/0"), "not all in 0", load=patient)
     assert server.asked == ["/0"]
 
 

@@ -212,6 +212,6 @@ def test_inputs_whose_entropy_rounds_to_0_are_fitted_and_scored():
     right = reference.softmax(logits, beta=beta)
     np.testing.assert_allclose(calibrate.adaptive_softmax(logits, fit), right, atol=1e-6)
     nll = -np.log(right[np.arange(len(z)), target]).mean()
-    (record,) = [record for record in fit.table.kinds if record["kind"] == "constant"]
+    (record,) = [record for record in fit.evidence["kinds"] if record["kind"] == "constant"]
     assert record["nll"] == pytest.approx(nll, abs=2e-3)
     assert fit.evidence["inputs"]["fitted"] == fit.evidence["inputs"]["seen"] == len(z)

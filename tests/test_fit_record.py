@@ -116,20 +116,17 @@ def test_the_evidence_of_one_head_is_that_of_the_fit():
         _ = fit.coefficients
 
 
-def test_a_fit_prints_in_ten_lines_and_its_table_in_records():
+def test_a_fit_prints_in_ten_lines_and_its_table_in_two():
     lines = str(FIT).splitlines()
     assert len(lines) <= 10
     assert lines[0] == "made@1: polynomial"
     for part in ("beta = 0.5 H + 1.25", "constant +0.0500 ± 0.0200", "use it"):
         assert part in str(FIT)
     assert "beta = 1.25 (theta = 0.8)" in str(Fit(RuleForm.constant(), (Entry((1.25,)),)))
-    (size,), (baseline, constant) = FIT.table.held_out, FIT.table.kinds
-    assert size["gain"] == pytest.approx(0.1)
-    assert (baseline["nll"], constant["gain"]) == (0.5, 0.05)
-    rows = [line.split() for line in str(FIT.table).splitlines()]
+    rows = [line.split() for line in FIT.table.splitlines()]
     assert rows[1] == ["64", "512", "0.5000", "0.4000", "+0.1000", "±", "0.0100"]
     assert rows[-2:] == [["baseline", "0.5000"], ["constant", "0.4500", "+0.0500", "±", "0.0200"]]
-    assert str(calibrate.identity().table)
+    assert calibrate.identity().table
 
 
 CALL = "print(jax.jit(lambda x, f: calibrate.adaptive_softmax(x, f))(jax.numpy.zeros(4), fit))"

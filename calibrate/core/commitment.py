@@ -53,16 +53,9 @@ def susceptibility(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndar
         >>> calibrate.susceptibility(logits).round(2)
         array([0.  , 0.67, 0.  ])
 
-    Args:
-      logits: (..., n), finite, or -inf for masked items; items more than 9,000 below the highest
-        count as masked. The computation is in float64 if they are float64, otherwise in float32.
-      where: bool, broadcastable to logits, True for real items; None means all.
+    Args, Raises, Reference: as of `commitment`.
     Returns:
-      (...) array of that dtype, 0 or more.
-    Raises:
-      ValueError: a row without unmasked items, with NaN or with +inf; a mask of another shape.
-    Reference: Fields 2026, "Why Softmax? A Hypothesis Testing Perspective on Attention Weights",
-      https://peter-fields.github.io/why-softmax.
+      (...) array of the dtype of the computation, 0 or more.
     """
     shifted, weights = _shifted_and_weights(logits, where)
     total = weights.sum(axis=-1)

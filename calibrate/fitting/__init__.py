@@ -1,1 +1,1 @@
-"""Fits to solved inputs: a rule of a head, or one for each head; `fit.py` names the steps."""
+"""Fits to solved inputs, of one head or of each; `fit_collection.py` names the steps."""

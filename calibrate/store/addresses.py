@@ -9,7 +9,6 @@ bounds neither size nor time, and follows redirects to http.
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -23,27 +22,21 @@ from calibrate.storage.fingerprints import sha256_of
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
 from calibrate.version import __version__
 
-
-@dataclass(frozen=True)
-class Timeouts:
-    """The seconds that a server has."""
-
-    read: float = 10.0  # to connect, and for each piece that it sends
-    total: float = 30.0  # for the whole file, redirects included
-
-
-TIMEOUTS = Timeouts()
+READ_SECONDS = 10.0  # that a server has to connect, and for each piece that it sends
+TOTAL_SECONDS = 30.0  # for the whole file, redirects included
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A place and its pin; short enough for a message that has the place twice.
 _ADDRESS = re.compile(r'([!"$-~]{1,600})(?:#(sha256:[0-9a-f]{64}))?')
 
 
-def fetch(address: str, timeouts: Timeouts = TIMEOUTS) -> tuple[bytes, Path | None]:
+def fetch(
+    address: str, read_seconds: float = READ_SECONDS, total_seconds: float = TOTAL_SECONDS
+) -> tuple[bytes, Path | None]:
     """Fetches the file at an address, from the cache if it is there.
 
     Args:
       address: a place and its pin.
-      timeouts: of a server.
+      read_seconds, total_seconds: that a server has.
     Returns:
       (the bytes, their copy in the cache; None if it cannot be written).
     Raises:
@@ -62,7 +55,7 @@ def fetch(address: str, timeouts: Timeouts = TIMEOUTS) -> tuple[bytes, Path | No
             "and 64 hexadecimal digits in lower case"
         )
     place, pin = match.groups()
-    data = (_read_copy(pin) if pin else None) or _download(place, timeouts)
+    data = (_read_copy(pin) if pin else None) or _download(place, read_seconds, total_seconds)
     digest = sha256_of(data)
     if not pin:
         raise CoefficientsError(
@@ -99,14 +92,14 @@ def _keep_copy(digest: str, data: bytes) -> Path | None:
     return None
 
 
-def _download(place: str, timeouts: Timeouts) -> bytes:
+def _download(place: str, read_seconds: float, total_seconds: float) -> bytes:
     """The bytes at a place; CoefficientsError says why they cannot be had."""
-    end = time.monotonic() + timeouts.total
+    end = time.monotonic() + total_seconds
     try:
         if reason := _reason_to_refuse(place, place):
             raise URLError(f"it {reason}")
         request = Request(place, headers={"User-Agent": f"calibrate/{__version__}"})
-        with build_opener(_Redirects(end)).open(request, timeout=timeouts.read) as answer:
+        with build_opener(_Redirects(end)).open(request, timeout=read_seconds) as answer:
             data = read_answer(answer, MAX_FIT_BYTES, end)
             if len(data) > MAX_FIT_BYTES:
                 raise URLError(f"it is longer than {MAX_FIT_MIB} MiB, and no coefficient file is")
@@ -119,7 +112,7 @@ def _download(place: str, timeouts: Timeouts) -> bytes:
         cause = failure.reason if type(failure) is URLError else failure
         reason = str(cause)
         if isinstance(cause, TimeoutError):
-            reason = f"no answer in {timeouts.read:g} seconds, or not all in {timeouts.total:g}"
+            reason = f"no answer in {read_seconds:g} seconds, or not all in {total_seconds:g}"
     raise CoefficientsError(
         f"cannot fetch {place}: {reason}; check the address and the network, or load a copy of "
         "the file by its path"

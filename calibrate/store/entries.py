@@ -50,13 +50,8 @@ class Entry:
     check: CheckPairs = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        try:  # integers and NumPy's numbers become floats, as in a file
-            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
-            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
-        except (TypeError, ValueError, OverflowError) as failure:
-            raise CoefficientsError(
-                f"coefficients or domain are not numbers ({failure}); give finite numbers"
-            ) from failure
+        for name in ("coefficients", "domain"):  # NumPy's numbers become floats, as in a file
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if not all(abs(number) <= FLOAT32_MAX for number in self.coefficients):
             raise CoefficientsError(
                 f"coefficients are {self.coefficients!r}; give finite numbers of at most 3.4e38"

@@ -18,10 +18,10 @@ from calibrate.core.rule import (
 )
 from calibrate.errors import CoefficientsError
 from calibrate.storage.strict_json import FLOAT32_MAX
-from calibrate.store.coefficient_fields import MAX_INDEX, rule_fields
+from calibrate.store.coefficient_fields import rule_fields
 from calibrate.store.coefficient_file import document_id, document_text, save_document
 from calibrate.store.entries import Entry, check_entries
-from calibrate.store.fit_table import FitTable
+from calibrate.store.fit_table import evidence_table, kind_gains
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,8 +112,6 @@ class Fit:
         import numpy as np  # deferred, so that the command line's help does not load NumPy
 
         n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
-        if n_heads > 1 + MAX_INDEX:
-            raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
         numbers = None
         if self.entries[0].layer is None:
             guards = self.rule[:3]
@@ -165,9 +163,9 @@ class Fit:
         return heads[0].get(name) if len(heads) == 1 else None
 
     @property
-    def table(self) -> FitTable:
-        """The evidence on held-out inputs: NLL by n, and of each kind of rule."""
-        return FitTable.from_evidence(self.evidence)
+    def table(self) -> str:
+        """The evidence on held-out inputs as text: NLL by n, and of each kind of rule."""
+        return evidence_table(self.evidence)
 
     @property
     def of_whole_model(self) -> bool:
@@ -255,7 +253,7 @@ class Fit:
             lines += [f"effective degrees of freedom {degrees:.3g}"]
         if r_squared is not None:
             lines += [f"R^2 of log beta {r_squared:.3g}"]
-        if gains := self.table.gains:
+        if gains := kind_gains(self.evidence):
             over = "one constant for all heads" if self.of_whole_model else "the baseline"
             lines += [f"gain over {over}, in nats: {gains}"]
         return "\n".join(filter(None, [*lines, self.verdict]))
