@@ -164,13 +164,14 @@ def test_the_page_says_once_that_the_scores_are_of_new_inputs(page):
     assert " ".join(read(page).words).count(NEW_INPUTS_NOTE) == 1
 
 
-@pytest.mark.parametrize("advice", ["`--kind constant`", "a larger beta"])
+@pytest.mark.parametrize("advice", ["constant", "log-size"])
 def test_a_constant_that_the_verdict_names_comes_before_the_fit(fit, solved, advice):
-    verdict = f"It gains.\nA constant does as well: {advice}.\nNo more."
+    verdict = f"It gains.\nUse another kind: {advice}.\nNo more."
     path = Path("r.html")
-    write_fit_page(path, replace(fit, evidence={"verdict": verdict}), None, solved)
+    evidence = {"verdict": verdict, "advised_kind": advice}
+    write_fit_page(path, replace(fit, evidence=evidence), None, solved)
     page = path.read_text(encoding="utf-8")
-    assert ("<code>query = 2.4 * query</code>" in page) == ("kind" in advice)
+    assert ("<code>query = 2.4 * query</code>" in page) == (advice == "constant")
     assert page.count("<p>", page.index('class="verdict"'), page.index("Contents")) == 3
 
 
