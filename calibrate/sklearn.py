@@ -87,8 +87,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         """
         X, y = on_cpu(X, "X"), on_cpu(y, "y")
         _refuse_binary(X)
-        _refuse_labels(y)
-        X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
+        X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2)
         _refuse_infinite(X)
         check_classification_targets(y)
         y = _positions(y, X.shape[1])
@@ -166,16 +165,6 @@ def _refuse_binary(logits: Any) -> None:
         )
 
 
-def _refuse_labels(y: Any) -> None:
-    """Raises ValueError for labels that are texts, in any array."""
-    labels = np.asarray(y)
-    texts = labels.dtype.kind in "US"
-    if labels.dtype.kind == "O":
-        texts = any(isinstance(label, str | bytes) for label in labels.ravel())
-    if texts:
-        raise ValueError(f"y has texts; {_AS_POSITIONS}")
-
-
 def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
     """(rows,) float weights; a single number is that of every row."""
     if sample_weight is None:
@@ -188,7 +177,6 @@ def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
 def _positions(y: Any, n: int) -> np.ndarray:
     """(rows,) int positions; ValueError for other values."""
     positions = np.asarray(y)
-    _refuse_labels(positions)
     if not np.isin(positions, np.arange(n)).all():
         raise ValueError(f"y has other values than positions 0 to {n - 1}; {_AS_POSITIONS}")
     return positions.astype(int)
