@@ -176,11 +176,5 @@ def _to_numpy(value: Any, name: str) -> np.ndarray:
         raise CalibrateError(
             f"{name} is a {type(value).__name__} that NumPy cannot read ({failure}); give an array"
         ) from failure
-    if array.dtype == object and array.ndim and name != "group":
-        raise CalibrateError(
-            f"{name} is a {type(value).__name__} of Python objects; convert it to numbers: "
-            "table.to_numpy(float, na_value=numpy.nan) of nullable or Arrow columns, "
-            "table.to_numpy(int) of positions, list(column) of a column of lists"
-        )
     is_narrow = array.dtype.kind == "V" and "float" in array.dtype.name  # JAX's 16 and 8 bits
     return array.astype(np.float32) if is_narrow else array
