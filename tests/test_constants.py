@@ -20,7 +20,6 @@ from calibrate.core.rule import (
     slope_of,
 )
 from calibrate.jax import attention
-from calibrate.report.rules import rule_curve, size_curves
 from calibrate.rows.score import betas_of_rows, softmax_at
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
@@ -169,17 +168,6 @@ def test_estimator_and_evaluation(kind):
     z = ROWS.astype(np.float32)
     weights = softmax_at(z, betas_of_rows(z, [FITS[kind]]))[:, 0]
     np.testing.assert_allclose(weights, RIGHT, rtol=2e-5)
-
-
-@pytest.mark.parametrize("kind", FITS)
-def test_curves_of_reports_begin_at_an_entropy_of_0(kind):
-    fit, entry = FITS[kind], ENTRIES[kind]
-    if kind == ENTROPY_AND_SIZE:
-        betas = [curve.beta for curve in size_curves(fit, entry) if curve.entropy[0] == 0]
-        assert betas
-    else:
-        betas = [rule_curve(fit, entry, np.array([0.0, 1.0]))[1]]
-    np.testing.assert_allclose(np.concatenate(betas), BETA, rtol=1e-12)
 
 
 @pytest.mark.parametrize("least", [0.0, 0.5])

@@ -18,7 +18,7 @@ from calibrate.evidence.evidence import (
     Stratum,
 )
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED
-from calibrate.evidence.verdict import judge
+from calibrate.evidence.significance import judge
 
 
 def make_evidence(gain, size=None, group=None, weight=None, protected=None, **options):

@@ -140,7 +140,7 @@ def test_a_fit_to_the_collection_is_evaluated_on_its_test_split(here):
     for name, of in (("head", {}), ("own", source)):
         save_to_store(constant(3.0, layer=0, head=0, name=name, source=of), Path("fits"))
     record = scored("runs/p", "--fits", "head")
-    assert [rule["rule"] for rule in record["rules"]] == ["baseline", "head@1", "paper"]
+    assert list(record["rules"]) == ["baseline", "head@1", "paper"]
     assert record["all"]["items"] == 80
     gain = record["all"]["rules"]["head@1"]["log_p"]
     assert gain["gain"] > 3 * gain["gain_error"] > 0
@@ -214,7 +214,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     for words in (
         f"{n} of the {n_all} examples of runs/a: the test split of own@1", "log n / log 64",
         "transformers.apply(model, fit)", "Exact match, %",
-        "over one constant for all heads", "+0.250", reported.source["fingerprint"],
+        reported.source["fingerprint"],
     ):  # fmt: skip
         assert words in page
     if CHROMIUM:

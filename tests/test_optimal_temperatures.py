@@ -1,6 +1,7 @@
 """The optimal temperatures of the heads that gain most, on the page on a fit per head."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def fitted(folder, monkeypatch):
 
 def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fitted):
     fit, collection = fitted
-    heads = row_scoring.solve_heads_with_largest_gains(fit, collection, most=4)
+    heads = row_scoring.solve_inputs_of(fit, collection, most=4)
     assert len(heads) == 4
     assert [h.gain for h in heads] == sorted((h.gain for h in heads), reverse=True)
     gains = {(x["layer"], x["head"]): x["gain"] for x in fit.evidence["heads"]}
@@ -76,7 +77,7 @@ def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fi
 def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
     fit, collection = fitted
     named = {(e.layer, e.head) for e in fit.entries}
-    heads = row_scoring.solve_heads_with_largest_gains(fit, collection, most=9)
+    heads = row_scoring.solve_inputs_of(fit, collection, most=9)
     assert {(h.layer, h.head) for h in heads} == named - {HEADS[-1]}
     assert all(head.rows.has_finite_optimum().any() for head in heads)
 
@@ -84,7 +85,7 @@ def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
 def test_the_page_has_a_picture_of_each(folder, fitted):
     call("report", "mine", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-    heads = row_scoring.solve_heads_with_largest_gains(*fitted)
+    heads = row_scoring.solve_inputs_of(*fitted)
     captions = re.findall(r"Layer (\d), head (\d)\. The rule gains ([0-9.]+) nats", words)
     assert [(int(layer), int(head), float(gain)) for layer, head, gain in captions] == [
         (h.layer, h.head, round(h.gain, 3)) for h in heads
@@ -97,8 +98,8 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     monkeypatch.setattr(
         FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
     )
-    best = row_scoring.solve_heads_with_largest_gains(*fitted)
-    heads = [head._replace(layer=0, head=i) for i, head in enumerate(best[:2])]
+    best = row_scoring.solve_inputs_of(*fitted)
+    heads = [replace(head, layer=0, head=i) for i, head in enumerate(best[:2])]
     rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 0), Entry((0.5, 0.5), (2.7, 4.2), 0, 1))
     _, text, figures = temperatures_section(Fit(RuleForm.log_size(), rules), heads)
     lines = [{x.get_label(): x.get_ydata() for x in f.axes[0].lines} for f in drawn]
@@ -110,4 +111,4 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
 
 def test_without_inputs_there_is_no_section(fitted):
     fit, _ = fitted
-    assert list(temperatures_section(fit, [])) == list(temperatures_section(fit, None)) == []
+    assert list(temperatures_section(fit, [])) == []

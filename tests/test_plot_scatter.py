@@ -8,19 +8,10 @@ from planted import planted_rows
 
 import calibrate
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, RuleForm
-from calibrate.evidence.baselines import paper
-from calibrate.report.collection_record import SolvedHead
-from calibrate.report.page import rules_beside, temperatures_section
-from calibrate.report.plot_scatter import (
-    BETA_BOUNDS,
-    MAX_POINTS,
-    N_BINS,
-    PUBLISHED_RULE,
-    beta_bounds,
-    plot_optimal_beta,
-    points_caption,
-    rules_caption,
-)
+from calibrate.evidence.baselines import PAPER, paper
+from calibrate.report import plot_scatter
+from calibrate.report.page import SolvedHead, rules_beside, temperatures_section
+from calibrate.report.plot_scatter import BETA_BOUNDS, N_BINS, beta_bounds, plot_optimal_beta
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
@@ -41,9 +32,9 @@ def fitted(solved):
     return calibrate.fit_polynomial(solved)
 
 
-def drawn(rows, fit, max_points=MAX_POINTS, **others):
+def drawn(rows, fit, **others):
     ax = Figure(layout="constrained").add_subplot()
-    return plot_optimal_beta(ax, rows, fit, others, max_points)
+    return plot_optimal_beta(ax, rows, fit, others)
 
 
 def curve(ax, label):
@@ -62,7 +53,7 @@ def misranked(rows):
 
 def test_points_are_the_misranked_inputs_coloured_by_n(solved, fitted):
     rows = misranked(solved)
-    ax = drawn(solved, fitted, published=paper())
+    ax = drawn(solved, fitted, paper=paper())
     points = np.asarray(ax.collections[0].get_offsets())
     np.testing.assert_allclose(points[:, 0], rows.entropy)
     np.testing.assert_allclose(points[:, 1], rows.beta.clip(*BETA_BOUNDS))
@@ -72,7 +63,7 @@ def test_points_are_the_misranked_inputs_coloured_by_n(solved, fitted):
 def test_the_rules_are_drawn_as_they_are_applied(solved, fitted):
     others = rules_beside(fitted, 2.5)
     ax = drawn(solved, fitted, **others)
-    assert list(others) == [PUBLISHED_RULE, CONSTANT]
+    assert list(others) == [PAPER, CONSTANT]
     for label, fit in (("this fit", fitted), ("published", paper())):
         entropy, beta = curve(ax, label)
         inside = ~np.isnan(beta)
@@ -98,28 +89,19 @@ def test_theta_is_on_the_right(solved, fitted):
 
 def test_a_published_polynomial_and_a_constant_have_no_other_like_themselves():
     assert list(rules_beside(paper(), 2.0)) == [CONSTANT]
-    assert list(rules_beside(ONE, 2.0)) == list(rules_beside(BY_SIZE, None)) == [PUBLISHED_RULE]
+    assert list(rules_beside(ONE, 2.0)) == list(rules_beside(BY_SIZE, None)) == [PAPER]
 
 
-def test_of_many_inputs_a_random_subset_is_drawn(solved, fitted):
+def test_of_many_inputs_a_random_subset_is_drawn(solved, fitted, monkeypatch):
+    monkeypatch.setattr(plot_scatter, "MAX_POINTS", 100)
     rows = misranked(solved)
-    points = drawn(solved, fitted, max_points=100).collections[0]
+    points = drawn(solved, fitted).collections[0]
     places = np.stack([rows.entropy, rows.beta.clip(*BETA_BOUNDS)], axis=1)
     chosen = [
         np.flatnonzero((places == x).all(axis=1))[0] for x in np.asarray(points.get_offsets())
     ]
     assert len(chosen) == len(set(chosen)) == 100
     np.testing.assert_array_equal(points.get_array(), rows.n[chosen])
-    assert f"a random subset of the {len(rows.beta):,} " in points_caption(rows, max_points=100)
-
-
-def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
-    rows = misranked(solved)
-    assert len(rows.beta) <= MAX_POINTS
-    points = np.asarray(drawn(solved, fitted).collections[0].get_offsets())
-    assert len(points) == len(rows.beta)
-    assert f" {len(rows.beta)} " in points_caption(rows)
-    assert "subset" not in points_caption(rows)
 
 
 @pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH])
@@ -133,7 +115,6 @@ def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved,
     applied = fit.only.beta_at(rows.entropy, np.log(rows.n), fit.rule)
     assert applied.min() <= beta.min() <= beta.max() <= applied.max()
     assert beta.mean() == pytest.approx(applied.mean(), rel=0.02)
-    assert len(rules_caption(fit)) > len(rules_caption(paper()))
 
 
 @pytest.mark.parametrize("fit", [ONE, Fit(RuleForm.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
@@ -143,12 +124,11 @@ def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
     assert not any("domain" in label or "mean over n" in label for label in labels(ax))
 
 
-def test_points_beyond_the_axis_are_at_its_edge_and_counted_in_the_caption():
+def test_points_beyond_the_axis_are_at_its_edge():
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
     finite = np.flatnonzero(rows.has_finite_optimum())
     rows.beta[finite] = np.clip(rows.beta[finite], *BETA_BOUNDS)
     rows.beta[finite[:3]] = 65.0
-    assert " 3 points beyond 1/4 or 64 are drawn at the edge." in points_caption(rows)
     heights = drawn(rows, ONE).collections[0].get_offsets()[:, 1]
     assert (heights == 64).sum() >= 3
     assert heights.max() == 64
@@ -167,14 +147,14 @@ def test_the_axis_holds_nine_of_ten_inputs(low, high, bounds):
 
 
 @pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH, ONE, paper()])
-def test_the_page_has_two_pictures_of_a_head_under_a_rule_of_every_kind(solved, monkeypatch, fit):
+def test_the_page_draws_the_inputs_and_a_rule_of_every_kind(solved, monkeypatch, fit):
     figures = []
     monkeypatch.setattr(
         FigureCanvasAgg, "print_png", lambda canvas, *_, **__: figures.append(canvas.figure)
     )
-    head = SolvedHead(solved.collection, solved, 2.0)
-    _, section = temperatures_section(fit, head)
-    assert len(section.pictures) == len(figures) == 2
+    _, text, section = temperatures_section(fit, [SolvedHead(solved, 2.0)])
+    assert ("mean over inputs" in text.text) == (fit in (BY_SIZE, BY_BOTH))
+    assert len(section.pictures) == len(figures) == (1 if fit == ONE else 2)
     names = labels(figures[0].axes[0])
     assert any(name.startswith("this fit") for name in names)
     assert any(name.startswith("published") for name in names) == (fit != paper())

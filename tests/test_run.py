@@ -87,16 +87,14 @@ def test_a_run_on_a_head_prints_one_screen(first_run, monkeypatch):
     assert "warning" not in done.stderr
     assert out.startswith(f"{fit.verdict}\n\n")
     assert 'fit = calibrate.load("quickstart@1")' in out
-    rows, solved = cells_by_row(out), calibrate.solve("runs/quickstart")
-    for size in (64, 512):
-        n_misranked = solved.misranked[solved.n == size].sum()
-        assert rows[str(size)][1] == f"{n_misranked} of 512 ({n_misranked / 5.12:.1f} %)"
-    baseline, own, constant, published, argmax = map(float, rows["512"][2:])
+    rows = cells_by_row(out)
+    baseline, own, constant, published, argmax = map(float, rows["512"][1:])
     assert 50 < baseline < published < own < argmax < 80
     assert abs(own - constant) < 1
-    baseline, own, constant, published = map(float, rows["NLL,"][1:5])
-    assert max(own, constant) < published < baseline
-    assert float(rows["ECE,"][2]) < float(rows["ECE,"][1])
+    rules = ("this", "constant", "published", "baseline")
+    nll, ece = ([float(rows[rule][i].removeprefix("* ")) for rule in rules] for i in (2, 3))
+    assert max(nll[:2]) < nll[2] < nll[3]
+    assert ece[0] < ece[3]
     assert f"{formula('polynomial', fit.coefficients)}\n" in out
     advice = "calibrate fit runs/quickstart --kind constant --name quickstart-constant\n"
     assert (advice in out) == ("`--kind constant`" in fit.verdict)
@@ -170,7 +168,7 @@ def test_a_head_without_correct_is_scored_by_its_nll(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     words = "--head unscored_head:Head --sizes 16 --sets 256 --kind constant"
     out = call("run", *words.split()).stdout
-    assert "NLL of the target, nats, of 256 new inputs" in out
+    assert "NLL of the target, nats" in out
     assert "Accuracy" not in out
 
 
@@ -184,16 +182,14 @@ def test_collect_then_fit_then_load(run_a):
     assert all(re.search(rf"\n +{re.escape(line)}\n", out) for line in others)
     assert re.search(r"inputs +1,024: ", out)
     for size, held_out in zip(counts["sizes"], fit.evidence["held_out"], strict=True):
-        misranked = f"{size['misranked']} of 512 ({size['misranked'] / 5.12:.1f} %)"
         nll = [f"{held_out[key]:.3f}" for key in ("nll_before", "nll_after")]
         gain = f"{held_out['nll_before'] - held_out['nll_after']:+.3f} ± {held_out['se']:.3f}"
-        assert rows[str(size["size"])][1:6] == ["512", misranked, *nll, gain]
+        assert rows[str(size["size"])][1:5] == ["512", *nll, gain]
     for record in fit.evidence["kinds"][1:]:
         assert f"{record['gain']:+.3f} ± {record['se']:.3f}" in out
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     assert list(calibrate.load("mine").coefficients) == record["fit"]["entries"][0]["coefficients"]
-    assert record["theta"].keys() == {"0.25", "0.5", "0.75"}
     assert first in call("fits", "show", "mine@1").stdout
     Path("fits/mine/2.json").write_text("{}")
     damaged = call("fit", run_a, "--name", "mine", "--paper")
@@ -263,7 +259,7 @@ def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(ow
     for record in calibrate.load("own-rows").evidence["held_out"]:
         nll = [f"{record[name]:.3f}" for name in ("nll_before", "nll_after")]
         gain = record["nll_before"] - record["nll_after"]
-        assert rows[str(record["n"])][3:] == [*nll, f"{gain:+.3f} ± {record['se']:.3f}"]
+        assert rows[str(record["n"])][2:] == [*nll, f"{gain:+.3f} ± {record['se']:.3f}"]
     again = call("run", "--logits", "Own Rows", "--seed", "3")
     assert "runs/own-rows " in again.stderr
     assert "own-rows@1 " in again.stderr
@@ -327,7 +323,7 @@ def test_evaluate_prints_tables_or_json(here):
     assert re.search(r"log n / log 16 +log-n scaling", done.stdout)
     record = json.loads(call(*words, "--fits", "paper", "--json").stdout)
     assert record["of"]["name"] == "max-retrieval-1"
-    assert [rule["rule"] for rule in record["rules"]] == [
+    assert list(record["rules"]) == [
         "baseline", "max-retrieval@1", "paper@1", "log-n", "hard",
     ]  # fmt: skip
     scores = record["sizes"][1]["rules"]["max-retrieval@1"]

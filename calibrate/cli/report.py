@@ -22,7 +22,7 @@ from calibrate.cli.options import (
 )
 from calibrate.defaults import MAX_SIZE
 from calibrate.errors import CalibrateError
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
@@ -69,26 +69,28 @@ def report_command(
     check_source(ctx)
     given_sizes = None if sizes is None else parse_sizes(sizes)
     from calibrate.cli import loading, row_scoring
-    from calibrate.report.collection_record import SolvedHead
     from calibrate.report.fit_record import report_result
+    from calibrate.report.page import write_fit_page
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.loading import load
 
     loaded = load(fit, store)
     run = run or loading.collection_of(loaded)
     check_writable(out)
-    solved = row_scoring.solve_inputs_of(loaded, run)
+    solved = []
+    if run is not None and not loaded.of_whole_model:
+        solved = row_scoring.open_inputs_of(loaded, run)
     if logits is not None:
         arrays = loading.open_logits(logits)
         scores = row_scoring.score_fits_on_logits(arrays, {loaded.reference: loaded})
     elif loaded.of_whole_model:
         scores = _score_answers(loaded, run, model, device)
     else:
-        constant = solved.constant if isinstance(solved, SolvedHead) else None
         source = loading.load_head_of_fit(loaded, head)
         draws = Draws(given_sizes or sizes_of_fit(loaded), sets, seed)
-        scores = row_scoring.score_fit_of_head(source, draws, loaded, constant)
-    row_scoring.write_report(out, loaded, scores, solved)
+        scores = row_scoring.score_fit_of_head(source, draws, loaded, solved)
+    stderr.print(f"writing the report {out}")
+    write_fit_page(out, loaded, scores, solved)
     show(report_result(loaded, scores, out), as_json)
 
 

@@ -9,9 +9,8 @@ from calibrate.evidence.baselines import baselines_beside
 from calibrate.fitting.fit_rule import fit_best_constant
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
-from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
 from calibrate.report.fit_record import FitRecord, run_result
-from calibrate.report.page import write_fit_page
+from calibrate.report.page import SolvedHead, write_fit_page
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import Steps, stderr
 from calibrate.rows.collection import RowCollection, open_collection
@@ -37,23 +36,26 @@ def score_rules_on_head(
     return ScoresRecord(evidence, tuple(fits))
 
 
-def score_fit_of_head(head: Head, draws: Draws, fit: Fit, constant: float | None) -> ScoresRecord:
+def score_fits_on_logits(arrays: Arrays, fits: Mapping[str, Fit]) -> ScoresRecord:
+    """Scores fits on logits."""
+    with Steps() as steps:
+        evidence = score_logits(arrays, fits, steps)
+    return ScoresRecord(evidence, tuple(fits))
+
+
+def score_fit_of_head(
+    head: Head, draws: Draws, fit: Fit, solved: Sequence[SolvedHead]
+) -> ScoresRecord:
     """Scores the fit of a head on new inputs, beside the baselines that people compare it with.
 
     Args:
       head: the head of the fit.
       draws: other inputs than those of the fit.
       fit: with one entry.
-      constant: the beta of highest likelihood for the inputs of the fit; None leaves it out.
+      solved: the inputs of the fit, which have the best constant; empty if they are unknown.
     """
+    constant = solved[0].constant if solved else None
     return score_rules_on_head(head, draws, baselines_beside(fit, constant), [fit.reference])
-
-
-def score_fits_on_logits(arrays: Arrays, fits: Mapping[str, Fit]) -> ScoresRecord:
-    """Scores fits on logits."""
-    with Steps() as steps:
-        evidence = score_logits(arrays, fits, steps)
-    return ScoresRecord(evidence, tuple(fits))
 
 
 def score_and_report(record: FitRecord, head: Head | None, draws: Draws) -> Result:
@@ -68,46 +70,49 @@ def score_and_report(record: FitRecord, head: Head | None, draws: Draws) -> Resu
     fit, collection = record.fit, record.collection
     assert fit.path is not None
     assert collection is not None
-    solved: Solved
-    if record.rows is None:
-        constant, solved = None, solve_heads_with_largest_gains(fit, collection)
-    else:
-        constant = best_constant(record.rows)
-        solved = SolvedHead(collection, record.rows, constant)
-    scores = None if head is None else score_fit_of_head(head, draws, fit, constant)
+    solved = solve_inputs_of(fit, collection, record.rows)
+    scores = None if head is None else score_fit_of_head(head, draws, fit, solved)
     page = fit.path.with_suffix(".html")
+    stderr.print(f"writing the report {page}")
     try:
-        write_report(page, fit, scores, solved)
+        write_fit_page(page, fit, scores, solved)
     except CalibrateError as error:
         stderr.print(f"the report is not written: {error}")
         return run_result(record, scores, None)
     return run_result(record, scores, page)
 
 
-def solve_inputs_of(fit: Fit, run: Path | None) -> Solved:
-    """The solved inputs of a fit, from the folder of its collection; None without one.
+def open_inputs_of(fit: Fit, run: Path) -> list[SolvedHead]:
+    """The solved inputs of a fit, from the folder of its collection.
 
     Raises:
       CalibrateError: the fit was fitted to another collection.
     """
-    if run is None or fit.of_whole_model:
-        return None
     collection = open_collection(run, RowCollection)
     if collection.digest != fit.source.get("collection"):
         raise CalibrateError(f"{fit.reference} was not fitted to {run}; give its own collection")
-    if collection.heads:
-        return solve_heads_with_largest_gains(fit, collection)
-    rows = solve_collection(collection)
-    return SolvedHead(collection, rows, best_constant(rows))
+    return solve_inputs_of(fit, collection)
 
 
-def solve_heads_with_largest_gains(
-    fit: Fit, collection: RowCollection, most: int = PICTURED_HEADS
-) -> list[SolvedOne]:
-    """The solved inputs of the heads whose rules have the largest held-out gains.
+def solve_inputs_of(
+    fit: Fit,
+    collection: RowCollection,
+    rows: SolvedInputs | None = None,
+    most: int = PICTURED_HEADS,
+) -> list[SolvedHead]:
+    """The solved inputs of a fit of one head; of several, of those with the largest gains.
 
     Heads without misranked inputs are left out.
+
+    Args:
+      fit: whose file has the held-out gain of each head.
+      collection: of the inputs.
+      rows: the solved inputs of one head, if they are known.
+      most: of several heads.
     """
+    if not collection.heads:
+        rows = solve_collection(collection) if rows is None else rows
+        return [SolvedHead(rows, best_constant(rows))]
     gains = {
         (record.get("layer"), record.get("head")): record["gain"]
         for record in fit.evidence.get("heads", [])
@@ -117,25 +122,16 @@ def solve_heads_with_largest_gains(
     if not best:
         return []
     # SolvedInputs have -1 for an unknown layer or head.
-    numbers = {
-        (layer, head): (-1 if layer is None else layer, -1 if head is None else head)
-        for layer, head in best
-    }
-    rows = solve_collection(collection, heads=list(numbers.values()))
-    solved = []
-    for head in best:
-        own = rows.take(rows.is_of(*numbers[head]))
-        if own.has_finite_optimum().any():
-            solved.append(SolvedOne(*head, gains[head], own, best_constant(own)))
-    return solved
+    numbers = [(-1 if i is None else i, -1 if j is None else j) for i, j in best]
+    rows = solve_collection(collection, heads=numbers)
+    parts = [rows.take(rows.is_of(*number)) for number in numbers]
+    return [
+        SolvedHead(part, best_constant(part), *head, gains[head])
+        for head, part in zip(best, parts, strict=True)
+        if part.has_finite_optimum().any()
+    ]
 
 
 def best_constant(rows: SolvedInputs) -> float | None:
     """The constant of highest likelihood; None for misranked inputs alone, where it is biased."""
     return None if rows.misranked[rows.weight > 0].all() else fit_best_constant(rows)
-
-
-def write_report(page: Path, fit: Fit, scores: ScoresRecord | None, solved: Solved) -> None:
-    """Writes the page on a fit, with a line on stderr."""
-    stderr.print(f"writing the report {page}")
-    write_fit_page(page, fit, scores, solved)

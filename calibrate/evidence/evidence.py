@@ -92,11 +92,6 @@ class Evidence:
         known = self.group >= 0
         return len(np.unique(self.group[known])) + int((~known).sum()) if known.any() else 0
 
-    @property
-    def weighed(self) -> bool:
-        """True if the weights of the items differ."""
-        return bool((self.weight != 1).any())
-
     def span(self, size: int) -> str:
         """A size as text: "64", or "33-64" if rows of 33 to 64 items share it."""
         fewest = self.fewest.get(size, size)
@@ -106,6 +101,14 @@ class Evidence:
         """The mean paired difference in log p of a rule to the baseline, per token of an answer."""
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(BASELINE, LOG_P)
         return self.estimate(difference / (1 if self.tokens is None else self.tokens))
+
+    @property
+    def judged(self) -> "Evidence":
+        """The items that decide: of held-out templates, if there are any; else all.
+
+        Retention text decides only if there are no other items.
+        """
+        return (self.answers if self.answers.n else self).held_out_templates
 
     @property
     def answers(self) -> "Evidence":
@@ -180,11 +183,6 @@ class Evidence:
         """True if a rule has an entry for a head; without an entry the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != BASELINE and (fit is None or unknown or fit.entry_of(*head) is not None)
-
-    def is_held_out(self, rule: str) -> bool:
-        """True unless a rule was fitted to these items, by the fingerprint in its file."""
-        fit = self.fits.get(rule)
-        return fit is None or fit.fingerprint != self.of.fingerprint
 
     def with_rule(self, rule: str, values: Mapping[Metric, np.ndarray]) -> "Evidence":
         """The same items under one more rule, whose values are (items,) by metric."""

@@ -1,4 +1,4 @@
-"""Non-inferiority: limits on the harm of a rule, and their clauses in text.
+"""Non-inferiority: limits on the harm of a rule.
 
 A limit is a margin on the mean loss of some of the items: of NLL at the sizes that a head or a
 model was trained on, or of KL divergence on retention text. Held-out items may lose the whole
@@ -21,10 +21,6 @@ from calibrate.store.fit import Fit
 SAFETY_FACTOR = 1 / 2  # the share of a tolerance of NLL that a fit, or a choice, may use
 N_ERRORS_OF_KL = 2.0  # standard errors that a choice adds to the KL of retention text
 NO_LOSS = Estimate(0.0, np.nan)  # of a limit that applies to no item
-NOT_JUDGED = (
-    "This is about attention heads, not about the model, which may lose where they gain: "
-    "`calibrate model evaluate` scores its answers"
-)
 UNITS_OF_LOSS = {
     LOG_P: "nats of log-likelihood",
     LOG_P_PER_TOKEN: "nats of log-likelihood per token",
@@ -112,6 +108,19 @@ class NonInferiorityResult(NamedTuple):
         return self.limit.share(self.loss.mean)
 
     @property
+    def text(self) -> str:
+        """The loss and the margin: "in distribution (n <= 16): +0.0133 ± 0.0071 nats of ..."."""
+        metric, margin, where = self.limit.metric, self.limit.margin, self.limit.name
+        noun = "limit" if metric == KL else "tolerance"
+        bound = f" ({noun} {margin:g})" if margin >= 0 else ""
+        if not self.passed:
+            bound = f" (exceeds the {noun} of {margin:g})"
+        if self.size is not None:
+            where = f"in distribution (n = {self.size:,})"
+        shown = self.loss.shown(".4f") if metric == KL else (-self.loss).shown("+.4f")
+        return f"{where}: {shown} {UNITS_OF_LOSS[metric]}{bound}"
+
+    @property
     def cautious_loss(self) -> float:
         """The loss that a fit or a choice counts: with standard errors, over the safety factor."""
         upper = self.loss.mean + self.limit.n_errors * np.nan_to_num(self.loss.error)
@@ -177,24 +186,3 @@ def check_limits(evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
         if is_known:
             results.append(limit.check(evidence, rule))
     return [result for result in results if result.n]
-
-
-def margin_clause(result: NonInferiorityResult, name: str = "") -> str:
-    """A loss and its margin as text: "in distribution (n <= 16): +0.0133 ± 0.0071 nats of ...".
-
-    Args:
-      result: of a rule.
-      name: of the items; if empty, that of `items_name`.
-    """
-    metric, margin, loss = result.limit.metric, result.limit.margin, result.loss
-    noun = "limit" if metric == KL else "tolerance"
-    bound = f" ({noun} {margin:g})" if margin >= 0 else ""
-    if not result.passed:
-        bound = f" (exceeds the {noun} of {margin:g})"
-    shown = loss.shown(".4f") if metric == KL else (-loss).shown("+.4f")
-    return f"{name or items_name(result)}: {shown} {UNITS_OF_LOSS[metric]}{bound}"
-
-
-def items_name(result: NonInferiorityResult) -> str:
-    """The name of the items of a result; if one size exceeds the margin, of that size."""
-    return result.limit.name if result.size is None else f"in distribution (n = {result.size:,})"

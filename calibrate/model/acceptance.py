@@ -10,7 +10,7 @@ from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.harm_limits import NonInferiorityResult, check_limits
 from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.verdict import judge
+from calibrate.evidence.significance import judge
 from calibrate.model.scored_splits import ModelSolution
 from calibrate.model.splits import assign_splits
 from calibrate.prompts.examples import ExampleCollection, ExampleSet

@@ -21,7 +21,6 @@ from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
     no_gain,
     require_enough_examples,
@@ -178,7 +177,7 @@ def _gain_over_constant(evidence: Evidence) -> Estimate:
     A constant that gained nothing is beta = 1, the baseline.
     """
     over = CONSTANT if CONSTANT in evidence.rules else BASELINE
-    return judged_items(evidence).gain(OWN, LOG_P, over)
+    return evidence.judged.gain(OWN, LOG_P, over)
 
 
 # The evidence in the coefficient file
@@ -194,7 +193,7 @@ def _evidence_record(
       kind: of the rules.
       over_constant: gain over one constant for all heads; None if the fit is that constant.
     """
-    record: dict[str, Any] = {"held_out": judged_items(evidence).held_out_records()}
+    record: dict[str, Any] = {"held_out": evidence.judged.held_out_records()}
     if over_constant is not None:
         numbers = {"gain": float(over_constant.mean), "se": float(over_constant.error)}
         # The standard error of a single group is NaN, and left out.

@@ -6,7 +6,7 @@ has blocks of the same kinds.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from calibrate.errors import CalibrateError
 
 SHOWN_HEADS = 20  # in a table; --json lists all
+BEST = "*"  # before the NLL of the best rules
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells; every row has a cell for each column."""
+    """Formatted cells; every row has a cell for each column, and those of BEST are bold."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -55,7 +56,6 @@ class Table:
     more: str = ""  # explains the columns: after the note, or folded on a page
     left: Sequence[str] = ()  # columns of text, aligned to the left
     marked: Sequence[int] = ()  # indices of rows that are means of others
-    bold: Collection[tuple[int, int]] = ()  # (row, column) of cells shown bold
 
 
 Block = Heading | Text | Code | Facts | Table

@@ -1,9 +1,7 @@
 """Collections and their solved inputs, as results to show and as a table on disk."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,48 +23,6 @@ STATUSES = {  # of the solver, in words
     "flat": "at zero",
     "unsolved": "not found",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class SolvedHead:
-    """The solved inputs of one head.
-
-    Attributes:
-      collection: of the inputs.
-      rows: the same inputs, solved.
-      constant: the beta of highest likelihood for them; None if it is unknown.
-    """
-
-    collection: RowCollection
-    rows: SolvedInputs
-    constant: float | None = None
-
-    @property
-    def misranked(self) -> dict[int, str]:
-        """The number of misranked inputs, by size: "123 of 256 (48.0 %)"."""
-        return misranked_by_size(self.collection)
-
-
-class SolvedOne(NamedTuple):
-    """The solved inputs of one of several heads.
-
-    Attributes:
-      layer: its layer, None if unknown.
-      head: its number in the layer, None if unknown.
-      gain: held-out log-likelihood that its rule gains, nats.
-      rows: its inputs, solved.
-      constant: the beta of highest likelihood for them; None if it is unknown.
-    """
-
-    layer: int | None
-    head: int | None
-    gain: float
-    rows: SolvedInputs
-    constant: float | None = None
-
-
-# Inputs of one head, or of several; None for a fit through a model.
-Solved = SolvedHead | Sequence[SolvedOne] | None
 
 
 def rows_result(collection: RowCollection) -> Result:
@@ -139,24 +95,6 @@ def _baseline_evidence(collection: ExampleCollection) -> Evidence:
     return baseline_evidence(collection.set, collection.scores)
 
 
-def misranked_by_size(collection: RowCollection) -> dict[int, str]:
-    """The number of misranked inputs, by size: "123 of 256 (48.0 %)"."""
-    return {
-        of["size"]: f"{of['misranked']:,} of {of['rows'] - count_bad(of):,} "
-        f"({per_cent(share_misranked(of))})"
-        for of in collection.manifest["sizes"]
-    }
-
-
-def spans_by_size(rows: SolvedInputs) -> dict[int, str]:
-    """The numbers of items n of the inputs of each size: "64", or "33-64"."""
-    spans = {}
-    for size in np.unique(rows.size).tolist():
-        fewest = int(rows.n[rows.size == size].min())
-        spans[size] = f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
-    return spans
-
-
 def theta_facts(rows: SolvedInputs) -> Iterable[tuple[str, str]]:
     """The quartiles of the optimal theta of misranked inputs; nothing if there are none."""
     first, median, third = theta_quartiles(rows)
@@ -165,69 +103,36 @@ def theta_facts(rows: SolvedInputs) -> Iterable[tuple[str, str]]:
         yield "optimal theta", f"{text} (quartiles of the misranked inputs; theta = 1/beta)"
 
 
-def theta_json(rows: SolvedInputs) -> dict[str, float]:
-    """The quartiles of the optimal theta of misranked inputs, by their share."""
-    quartiles = theta_quartiles(rows).tolist()
-    return {f"{share:g}": theta for share, theta in zip(QUARTILES, quartiles, strict=True)}
-
-
 def solved_result(solved: SolvedInputs, out: Path | None) -> Result:
-    """Numbers of inputs by class of their optimum, and theta of the misranked ones.
-
-    JSON has both by size.
-    """
-    records = [_solved_json(solved, size) for size in np.unique(solved.size).tolist()]
-    counts = solved.count_by_status()
-    optima = ", ".join(f"{n:,} {STATUSES[name]}" for name, n in counts.items() if n)
+    """Numbers of inputs by class of their optimum, and theta of the misranked ones."""
+    counts, n_misranked = solved.count_by_status(), np.count_nonzero(solved.misranked)
+    parts = [(n, solved.take(solved.size == n)) for n in np.unique(solved.size).tolist()]
+    medians = {n: float(theta_quartiles(part)[1]) for n, part in parts}
+    known = {n: theta for n, theta in medians.items() if not np.isnan(theta)}
+    by_size = ", ".join(f"{theta:.3g} (n = {n:,})" for n, theta in known.items())
     facts = [
-        ("inputs", f"{len(solved.theta):,}, {np.count_nonzero(solved.misranked):,} misranked"),
-        ("optimum", optima),
+        ("inputs", f"{len(solved.theta):,}, {n_misranked:,} misranked"),
+        ("optimum", ", ".join(f"{n:,} {STATUSES[name]}" for name, n in counts.items() if n)),
         *theta_facts(solved),
     ]
-    medians = [f"{x['theta']['0.5']:.3g} (n = {x['size']:,})" for x in records if x["misranked"]]
-    if len(medians) > 1:
-        facts.append(("median", ", ".join(medians)))
-    if out is not None:
-        facts.append(("table", str(out)))
+    facts += [("median", by_size)] if len(known) > 1 else []
+    facts += [] if out is None else [("table", str(out))]
     title = f"Optimal temperature theta = 1/beta of {solved.collection.folder}"
-    shown: list[Block] = [Heading(title), Facts(facts)]
-    return Result(shown, {"theta": theta_json(solved), "sizes": records, "table": out})
-
-
-def _solved_json(solved: SolvedInputs, size: int) -> dict[str, Any]:
-    """The solved inputs of one size."""
-    rows = solved.take(solved.size == size)
-    return {
-        "size": size,
-        "inputs": len(rows.beta),
-        "misranked": int(rows.misranked.sum()),
-        **rows.count_by_status(),
-        "theta": theta_json(rows),
-    }
+    theta = dict(zip(map(str, QUARTILES), theta_quartiles(solved).tolist(), strict=True))
+    data = {"inputs": len(solved.theta), "misranked": n_misranked, **counts, "theta": theta}
+    return Result([Heading(title), Facts(facts)], data | {"medians": known, "table": out})
 
 
 def write_table(solved: SolvedInputs, path: Path) -> None:
     """Writes a row for each input, as CSV or npz, whole or not at all."""
-    columns = {
-        "size": solved.size,
-        "n": solved.n,
-        "entropy": solved.entropy,
-        "beta": solved.beta,
-        "theta": solved.theta,
-        "status": solved.status,
-        "misranked": solved.misranked,
-    }
+    names = ("size", "n", "entropy", "beta", "theta", "status", "misranked")
+    columns = {name: getattr(solved, name) for name in names}
     heads = {"layer": solved.layer, "head": solved.head}
     columns |= {name: x for name, x in heads.items() if (x >= 0).any()}
     if path.suffix == ".npz":
         write_arrays(path, columns)
         return
-    cells = [[_csv_cell(x) for x in column.tolist()] for column in columns.values()]
-    lines = [",".join(columns), *(",".join(row) for row in zip(*cells, strict=True))]
+    columns["misranked"] = columns["misranked"].astype(int)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
-
-
-def _csv_cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return repr(value) if isinstance(value, float) else str(value)

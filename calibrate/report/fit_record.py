@@ -1,11 +1,10 @@
 """A fit as the result of a command or as its file has it, and the Python code that uses it."""
 
 import json
-import math
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +12,11 @@ from calibrate.core.rule import CONSTANT
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import OWN
 from calibrate.report.blocks import Block, Code, Facts, Heading, Result, Table, Text
-from calibrate.report.collection_record import (
-    misranked_by_size,
-    spans_by_size,
-    theta_facts,
-    theta_json,
-)
-from calibrate.report.comparison import rules_table
-from calibrate.report.fit_tables import (
-    entries_table,
-    held_out_tables,
-    kinds_tables,
-    over_constant,
-)
-from calibrate.report.rules import beta_fact, rule_facts, typical_betas, value_text
+from calibrate.report.collection_record import theta_facts
+from calibrate.report.fit_tables import entries_table, held_out_tables, kinds_tables
+from calibrate.report.labels import THIS_FIT
+from calibrate.report.rule_text import beta_fact, rule_facts
+from calibrate.report.score_tables import NEW_INPUTS_NOTE
 from calibrate.rows.rows import head_label
 from calibrate.store.fit import Fit, digest, dumps
 from calibrate.store.references import find
@@ -52,7 +42,6 @@ class FitRecord:
       collection: the inputs that it was fitted to; None for a file alone.
       rows: the same inputs, solved, for a fit of one head.
       scores: on the test split, for a fit through a model.
-      more: JSON of a fit through a model: beta of every head, and losses.
       of_file: print source and id, too.
     """
 
@@ -61,7 +50,6 @@ class FitRecord:
     collection: "RowCollection | None" = None
     rows: "SolvedInputs | None" = None
     scores: "ScoresRecord | None" = None
-    more: Mapping[str, Any] = field(default_factory=dict)
     of_file: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -72,13 +60,9 @@ class FitRecord:
             "load": load_line(self.fit),
             "fit": json.loads(dumps(self.fit)),
         }
-        if self.collection is not None:
-            record["sizes"] = self.collection.manifest["sizes"]
-        if self.rows is not None:
-            record["theta"] = theta_json(self.rows)
         if len(self.heads) > 1:
             record["heads"] = [_head_json(head) for head in self.heads]
-        return record | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
+        return record | ({"scores": self.scores} if self.scores else {})
 
     def blocks(self) -> Iterable[Block]:
         """The evidence, and the Python code that uses the fit."""
@@ -95,25 +79,14 @@ class FitRecord:
             yield Facts([("verdict", first), *(("", line) for line in others)])
         theta = [] if self.rows is None else [*theta_facts(self.rows)]
         yield Facts([*input_facts(fit), *theta])
-        yield Facts([*self.head_facts(), *rule_facts(fit), *over_constant_facts(fit)])
+        yield Facts([*self.head_facts(), *rule_facts(fit)])
         yield Facts([("file", fit.place)])
         if len(fit.entries) > 1:
             yield entries_table(fit)
-        spans = {} if self.rows is None else spans_by_size(self.rows)
-        if self.scores:
-            yield from self.scores.tables()
-        else:
-            yield from held_out_tables(fit, self.misranked, spans)
+        yield from self.scores.tables() if self.scores else held_out_tables(fit)
         yield from kinds_tables(fit)
         if self.of_file:
             yield Facts([*source_facts(fit), ("id", digest(fit))])
-
-    @property
-    def misranked(self) -> Mapping[int, str]:
-        """The number of misranked inputs by size, for a fit of one head; empty for a file alone."""
-        if self.rows is None or self.collection is None:
-            return {}
-        return misranked_by_size(self.collection)
 
     def head_facts(self) -> Iterable[tuple[str, str]]:
         """The number of heads that have a rule."""
@@ -137,10 +110,6 @@ def input_facts(fit: Fit) -> Iterable[tuple[str, str]]:
     right = inputs["seen"] - inputs["misranked"] - bad
     text = f"{inputs['seen']:,}: {inputs['misranked']:,} misranked, {right:,} ranked right"
     yield "inputs", text + (f", {bad:,} left out (NaN, +inf or a masked target)" if bad else "")
-    optima = {key: inputs.get(f"optimum_{key}") for key in ("finite", "infinite", "zero")}
-    if None not in optima.values():
-        words = {"finite": "finite", "infinite": "at infinity", "zero": "at zero"}
-        yield "optimal beta", ", ".join(f"{n:,} {words[key]}" for key, n in optima.items())
     if "fitted" in inputs:
         yield "fitted to", f"{inputs['fitted']:,} inputs"
 
@@ -152,35 +121,19 @@ def source_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         if key in source:
             yield key, str(source[key])
     if "options" in source:
-        yield "options", _options_text(source["options"])
+        options = [(name.replace("_", "-"), value) for name, value in source["options"].items()]
+        yield "options", ", ".join(f"{name} {value}" for name, value in options)
     if provenance:
         tools = provenance.get("versions", {}).items()
         versions = ", ".join(f"{tool} {version}" for tool, version in tools)
         yield "made", ", ".join(filter(None, (provenance.get("created"), versions)))
 
 
-def _options_text(options: Mapping[str, Any]) -> str:
-    """The options of a fit, in the spelling of the command line."""
-    names = {name: value_text(name.replace("_", "-")) for name in options}
-    return ", ".join(f"{names[name]} {value_text(value)}" for name, value in options.items())
-
-
-def over_constant_facts(fit: Fit) -> Iterable[tuple[str, str]]:
-    """The gain of a fit through a model over one constant for all heads, if its file has it."""
-    if (gain := over_constant(fit)) is not None:
-        yield "gain over one constant for all heads", f"{gain.shown('+.3f')} nats"
-
-
 def through_model(result: "ModelFit", fit: Fit) -> FitRecord:
     """The record of a saved fit through a model."""
     from calibrate.report.scores_record import ScoresRecord
 
-    size = round(math.exp(result.solution.family.center))
-    betas = typical_betas(fit, result.heads, size)
-    heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
-    more = {"heads": heads, "losses": result.losses}
-    scores = ScoresRecord(result.evidence, (OWN,), fit.reference)
-    return FitRecord(fit, scores=scores, more=more)
+    return FitRecord(fit, scores=ScoresRecord(result.evidence, (OWN,), fit.reference))
 
 
 def _head_json(head: "HeadFit") -> dict[str, Any]:
@@ -267,7 +220,9 @@ def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | No
     if scores is None:
         shown += [block for block in record.evidence() if isinstance(block, Table)]
     else:
-        shown.append(rules_table(scores.evidence, fit, record.misranked))
+        scores = replace(scores, own=THIS_FIT)
+        by_size, *_ = scores.tables()  # accuracy, or NLL if the head has none
+        shown += [by_size, replace(scores.comparison(NEW_INPUTS_NOTE), more="")]
     facts = [*record.head_facts(), *([] if len(fit.entries) > 1 else [beta_fact(fit)])]
     if advises_constant(fit) and record.collection is not None:
         folder = shlex.quote(str(record.collection.folder))

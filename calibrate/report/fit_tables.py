@@ -1,7 +1,7 @@
 """Tables on a fit, from the records in its file: heads, held-out NLL, kinds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.fit_rule import N_FOLDS
 from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
-from calibrate.report.comparison import PRACTICE_NOTE
 from calibrate.report.labels import THIS_FIT, label
-from calibrate.report.rules import beta_range, entry_heading, entry_text
+from calibrate.report.rule_text import beta_range, entry_heading, entry_text
+from calibrate.report.score_tables import PRACTICE_NOTE
 from calibrate.rows.rows import head_label
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
@@ -56,30 +56,20 @@ def entries_table(fit: Fit) -> Table:
 def _gains_of_heads(fit: Fit) -> dict[tuple[int | None, int | None], Estimate]:
     """The held-out gain of each head; empty for a fit through a model, which has none by head."""
     return {
-        (record.get("layer"), record.get("head")): _gain_of(record)
+        (record.get("layer"), record.get("head")): gain_of(record)
         for record in fit.evidence.get("heads", [])
         if "gain" in record
     }
 
 
-def _gain_of(record: Mapping[str, Any], key: str = "gain", key_of_error: str = "se") -> Estimate:
+def gain_of(record: Mapping[str, Any], key: str = "gain", key_of_error: str = "se") -> Estimate:
     """A gain of a record in a file, NaN if the record lacks it or its standard error."""
     return Estimate(record.get(key, math.nan), record.get(key_of_error, math.nan))
 
 
-def held_out_tables(
-    fit: Fit, misranked: Mapping[int, str] | None = None, spans: Mapping[int, str] | None = None
-) -> list[Table]:
-    """NLL by set size or length, without and with a fit, held out; no table if the file has none.
-
-    Args:
-      fit: of a head, heads or a model.
-      misranked: numbers of misranked inputs by size, for a column of their own.
-      spans: ranges of n by size, where inputs of several n share a size.
-    """
-    records = [
-        record for record in fit.evidence.get("held_out", []) if set(HELD_OUT_KEYS) <= record.keys()
-    ]
+def held_out_tables(fit: Fit) -> list[Table]:
+    """Held-out NLL by n or length, without and with a fit; no table if the file has none."""
+    records = [x for x in fit.evidence.get("held_out", []) if set(HELD_OUT_KEYS) <= x.keys()]
     if not records:
         return []
     n, items, target = ("n", "inputs", "target")
@@ -87,18 +77,11 @@ def held_out_tables(
         n, items, target = ("tokens", "answers", "answer")
     rows = []
     for record in records:
-        size, before, after = record["n"], record["nll_before"], record["nll_after"]
-        rows.append(
-            [
-                (spans or {}).get(size, f"{size:,}"),
-                f"{record['inputs']:,}",
-                *([misranked.get(size, "")] if misranked else []),
-                decimal(before, ".3f"),
-                decimal(after, ".3f"),
-                Estimate(before - after, record.get("se", math.nan)).shown("+.3f"),
-            ]
-        )
-    columns = [n, items, *(["misranked"] if misranked else []), "baseline", "this fit", "gain ± SE"]
+        before, after = record["nll_before"], record["nll_after"]
+        gain = Estimate(before - after, record.get("se", math.nan)).shown("+.3f")
+        nll = (decimal(before, ".3f"), decimal(after, ".3f"))
+        rows.append([f"{record['n']:,}", f"{record['inputs']:,}", *nll, gain])
+    columns = [n, items, "baseline", THIS_FIT, "gain ± SE"]
     note = f"Held out: {items} that the scored rule was not fitted to. NLL: lower is better."
     return [Table(columns, rows, f"NLL of the {target} in nats, held out", note)]
 
@@ -113,27 +96,11 @@ def kinds_tables(fit: Fit) -> list[Table]:
         return []
     is_least_squares = fit.source.get("options", {}).get("loss") == LEAST_SQUARES
     saved = LEAST_SQUARES if is_least_squares else fit.rule.kind
-    has_gains_over_fit = any("gain_over_fit" in record for record in records)
     rows = []
     for record in records:
-        over_fit = _gain_of(record, "gain_over_fit", "se_over_fit").shown("+.4f")
-        rows.append(
-            [
-                label(record["kind"]),
-                decimal(record["nll"], ".3f"),
-                "" if record["kind"] == BASELINE else _gain_of(record).shown("+.3f"),
-                THIS_FIT if record["kind"] == saved else over_fit * has_gains_over_fit,
-            ]
-        )
-    over = f"gain over {THIS_FIT} ± SE" * has_gains_over_fit
-    columns = ["kind of rule", "NLL", "gain ± SE", over]
-    left = ["kind of rule"]
-    return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=left)]
-
-
-def over_constant(fit: Fit) -> Estimate | None:
-    """The gain of a fit through a model over one constant for all heads, if the file has it."""
-    records: Sequence[Mapping[str, Any]] = fit.evidence.get("kinds", [])
-    if not records or not fit.of_whole_model:
-        return None
-    return _gain_of(records[0])
+        kind, over_fit = record["kind"], gain_of(record, "gain_over_fit", "se_over_fit")
+        gain = "" if kind == BASELINE else gain_of(record).shown("+.3f")
+        last = THIS_FIT if kind == saved else over_fit.shown("+.4f")
+        rows.append([label(kind), decimal(record["nll"], ".3f"), gain, last])
+    columns = ["kind of rule", "NLL", "gain ± SE", f"gain over {THIS_FIT} ± SE"]
+    return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=columns[:1])]

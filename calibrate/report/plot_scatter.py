@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import PAPER
-from calibrate.fitting.options import LIKELIHOOD
+from calibrate.evidence.evidence import OWN
 from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -20,8 +20,7 @@ from calibrate.report.plot_style import (
     legend_below,
     size_colours,
 )
-from calibrate.report.rules import bound_text, rule_curve
-from calibrate.rows.optimal_beta import FLAT
+from calibrate.report.rule_text import bound_text
 from calibrate.rows.solve import SolvedInputs
 from calibrate.store.fit import Fit
 
@@ -33,44 +32,40 @@ N_BINS = 16  # of entropies, over which a rule of n is averaged
 BETA_BOUNDS = (1 / 4, 64.0)  # of the axis, unless many inputs lie beyond
 BETA_QUANTILES = (0.05, 0.95)  # of the optimal beta, which the axis holds
 MAX_BETA_TICKS = 10  # of the axis of beta
-# Colour, dash and width by the role of a rule.
-FITTED_RULE = "fitted"
-PUBLISHED_RULE = "published"
-CURVES = {
-    FITTED_RULE: (OURS, "-", 2.6),
-    PUBLISHED_RULE: (STYLES["paper"][0], "-.", 1.6),
-    CONSTANT: (STYLES["constant"][0], "--", 1.8),
+CURVES = {  # by rule: colour, dash and width
+    OWN: (OURS, "-", 2.6),
+    PAPER: (STYLES[PAPER][0], "-.", 1.6),
+    CONSTANT: (STYLES[CONSTANT][0], "--", 1.8),
 }
 MAX_POINTS = 2_000  # of more inputs, a random subset is drawn
 
 
 def plot_optimal_beta(
-    ax: "Axes",
-    rows: SolvedInputs,
-    fit: Fit,
-    others: Mapping[str, Fit],
-    max_points: int = MAX_POINTS,
+    ax: "Axes", rows: SolvedInputs, fit: Fit, others: Mapping[str, Fit]
 ) -> "Axes":
     """Draws entropy against the optimal beta of misranked inputs, and the rules as curves.
 
-    Colours of points show n. The domain of the fitted rule is shaded. The
-    axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean over the
-    inputs of similar entropy.
+    Colours of points show n; points beyond the axis are at its edge. The domain of the fit is
+    shaded. The axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean
+    over the inputs of similar entropy.
 
     Args:
       ax: where to draw.
       rows: solved inputs.
       fit: fitted to them, with one entry for all heads.
-      others: rules to compare, by PUBLISHED_RULE or CONSTANT.
-      max_points: of more inputs, a random subset of so many is drawn.
+      others: rules to compare, by PAPER or CONSTANT.
     """
     shown, most = rows.take(rows.has_finite_optimum()), float(rows.entropy.max(initial=1.0))
     bounds = beta_bounds(shown.beta)
-    beta = np.clip(shown.beta, *bounds)
-    _plot_inputs(ax, shown.entropy, beta, shown.n, max_points)
-    for role, rule in {**others, FITTED_RULE: fit}.items():
-        _plot_curve(ax, role, rule, shown, most)
-    _plot_domain(ax, fit)
+    _plot_inputs(ax, shown.entropy, np.clip(shown.beta, *bounds), shown.n)
+    for name, rule in {**others, OWN: fit}.items():
+        _plot_curve(ax, name, rule, shown, most)
+    if fit.needs_entropy:
+        lo, hi = fit.only.domain[:2]
+        ax.axvspan(lo, hi, color=DOMAIN_SHADE, lw=0, zorder=0.5, label=f"domain of {THIS_FIT}")
+        if least := fit.rule.min_entropy:
+            text = f"threshold: beta = 1 up to {least:g}"
+            ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=text)
     ax.set_xlim(-0.02 * most, 1.02 * most)
     ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
     _add_theta_axis(ax, set_beta_axis(ax, bounds))
@@ -87,101 +82,32 @@ def beta_bounds(beta: np.ndarray) -> tuple[float, float]:
     return float(2.0**low), float(2.0**high)
 
 
-def points_caption(rows: SolvedInputs, max_points: int = MAX_POINTS) -> str:
-    """A caption: the inputs that are drawn, at the edge, or not at all."""
-    n = int(rows.has_finite_optimum().sum())
-    inputs = f"{n:,} misranked inputs"
-    if n > max_points:
-        inputs = f"{max_points:,} inputs, a random subset of the {n:,} misranked ones"
-    text = (
-        f"Each point is one of {inputs}: its entropy H, and the beta = 1/theta at which its target "
-        "is most probable."
-    )
-    return text + edge_caption(rows)
-
-
-def edge_caption(rows: SolvedInputs) -> str:
-    """The end of a caption: numbers of inputs at the edge, and of inputs that are not drawn."""
-    beta = rows.beta[rows.has_finite_optimum()]
-    low, high = beta_bounds(beta)
-    at_edge = int(((beta < low) | (beta > high)).sum())
-    at_zero = int((rows.misranked & (rows.status_code == FLAT)).sum())
-    text = ""
-    if at_edge:
-        ends = f"{bound_text(low)} or {bound_text(high)}"
-        points, are = ("point", "is") if at_edge == 1 else ("points", "are")
-        text += f" {at_edge:,} {points} beyond {ends} {are} drawn at the edge."
-    if at_zero:
-        inputs, are = ("input", "is") if at_zero == 1 else ("inputs", "are")
-        text += f" {at_zero:,} {inputs} with an optimal beta of 0 {are} not drawn."
-    return text
-
-
-def rules_caption(fit: Fit) -> str:
-    """A caption: the look of rules, and the inputs of the fitted one."""
-    text = "Rules are thin outside their domain."
-    if fit.source.get("options", {}).get("loss") == LIKELIHOOD:
-        text += (
-            " The rule is fitted to all inputs: those that are ranked right, whose targets gain "
-            "from every larger beta, are not drawn."
-        )
-    if depends_on_size(fit):
-        text += (
-            " The fitted rule depends on n: the curve is its mean over inputs of similar entropy."
-        )
-    return text
-
-
 def depends_on_size(fit: Fit) -> bool:
     """True if beta depends on n as well: it is no single curve over the entropy."""
     return fit.rule.by_size and not fit.ignores_inputs
 
 
-def _curve_label(role: str, fit: Fit) -> str:
-    """The name of a curve in the legend."""
-    if role == FITTED_RULE:
-        return f"{THIS_FIT}, mean over n" if depends_on_size(fit) else THIS_FIT
-    if role == PUBLISHED_RULE:
-        return label(PAPER)
-    return f"constant, beta = {fit.only.constant_beta(fit.rule):.3g}"
-
-
-def _plot_curve(ax: "Axes", role: str, fit: Fit, shown: SolvedInputs, most: float) -> None:
+def _plot_curve(ax: "Axes", name: str, fit: Fit, shown: SolvedInputs, most: float) -> None:
     """Draws a rule as it is applied, thin outside its domain."""
-    colour, dash, width = CURVES[role]
+    colour, dash, width = CURVES[name]
+    text = THIS_FIT if name == OWN else label(name)
     if depends_on_size(fit):
+        text = f"{text}, mean over n"
         applied = fit.only.beta_at(shown.entropy, np.log(shown.n), fit.rule)
-        entropy, beta = bold = _mean_by_entropy(shown.entropy, applied)
+        bold = _mean_by_entropy(shown.entropy, applied)
     else:
         entropy = np.linspace(0, most, RULE_POINTS)
-        _, beta = rule_curve(fit, fit.only, entropy)
+        beta = fit.only.beta_at(entropy, entropy, fit.rule)
         ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
-        bold = entropy, np.where(_in_domain(fit, entropy), beta, np.nan)
+        lo, hi = (0.0, np.inf) if fit.ignores_inputs else fit.only.domain[:2]
+        bold = entropy, np.where((lo <= entropy) & (entropy <= hi), beta, np.nan)
     look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "zorder": 5}
-    if role == CONSTANT:  # dashes over a fit that is nearly constant, which stays visible
+    if name == CONSTANT:  # dashes over a fit that is nearly constant, which stays visible
+        text = f"{text}, beta = {fit.only.constant_beta(fit.rule):.3g}"
         look["zorder"] = 6
     else:
         look["path_effects"] = outline(width)
-    ax.plot(*bold, **look, label=_curve_label(role, fit))
-
-
-def _in_domain(fit: Fit, entropy: np.ndarray) -> np.ndarray:
-    """(points,) bool; a constant applies at every entropy."""
-    if fit.ignores_inputs:
-        return np.ones(len(entropy), bool)
-    lo, hi = fit.only.domain[:2]
-    return np.asarray((lo <= entropy) & (entropy <= hi))
-
-
-def _plot_domain(ax: "Axes", fit: Fit) -> None:
-    """Shades the domain of a rule, and marks its threshold; a constant has neither."""
-    if not fit.needs_entropy:
-        return
-    lo, hi = fit.only.domain[:2]
-    ax.axvspan(lo, hi, color=DOMAIN_SHADE, lw=0, zorder=0.5, label=f"domain of {THIS_FIT}")
-    if least := fit.rule.min_entropy:
-        text = f"threshold: beta = 1 up to {least:g}"
-        ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=text)
+    ax.plot(*bold, **look, label=text)
 
 
 def set_beta_axis(ax: "Axes", bounds: tuple[float, float]) -> list[float]:
@@ -223,28 +149,14 @@ def _mean_by_entropy(entropy: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray,
     return np.array([entropy[i].mean() for i in bins]), np.array([beta[i].mean() for i in bins])
 
 
-def _plot_inputs(
-    ax: "Axes",
-    entropy: np.ndarray,
-    beta: np.ndarray,
-    items: np.ndarray,
-    max_points: int = MAX_POINTS,
-) -> None:
-    """Draws points coloured by n; of more than `max_points`, a random subset."""
-    image = size_colours(items.min(initial=1 << 30), items.max(initial=1))
+def _plot_inputs(ax: "Axes", entropy: np.ndarray, beta: np.ndarray, n: np.ndarray) -> None:
+    """Draws points coloured by n; of more than `MAX_POINTS`, a random subset."""
+    image = size_colours(n.min(initial=1 << 30), n.max(initial=1))
     norm: Any = image.norm  # its declared type is wider than the one that `scatter` takes
-    chosen = np.arange(len(items))
-    if len(items) > max_points:
-        chosen = np.random.default_rng(0).choice(len(items), max_points, replace=False)
-    ax.scatter(
-        entropy[chosen],
-        beta[chosen],
-        c=items[chosen],
-        norm=norm,
-        cmap=image.cmap,
-        s=7,
-        alpha=0.55,
-        lw=0,
-        zorder=2,
-    )
-    add_size_bar(ax.figure, image, items, ax=ax, location="top", fraction=0.04)
+    chosen = np.arange(len(n))
+    if len(n) > MAX_POINTS:
+        chosen = np.random.default_rng(0).choice(len(n), MAX_POINTS, replace=False)
+    look: dict[str, Any] = {"s": 7, "alpha": 0.55, "lw": 0, "zorder": 2}
+    points = entropy[chosen], beta[chosen]
+    ax.scatter(*points, c=n[chosen], norm=norm, cmap=image.cmap, **look)
+    add_size_bar(ax.figure, image, n, ax=ax, location="top", fraction=0.04)

@@ -1,17 +1,14 @@
 """Style of all figures: colours, markers, axes, legends, and PNG files."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.errors import printable
-from calibrate.evidence.evidence import OptionalHeadId
-from calibrate.report.rules import SizeCurve
 from calibrate.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:
@@ -147,64 +144,3 @@ def legend_below(ax: "Axes") -> None:
         columnspacing=1.0,
         handlelength=1.8,
     )
-
-
-def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
-    """Draws curves coloured by set size, the larger the darker.
-
-    They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
-    """
-    from matplotlib.patheffects import Normal, Stroke
-
-    colour = size_colours(curves[0].size, curves[-1].size).to_rgba
-    outline = [Stroke(linewidth=3.2, foreground="black"), Normal()]
-    for curve in curves:
-        style = "--" if curve.beyond else "-"
-        (rgba,) = colour(np.array([curve.size]))
-        bold, thin = (np.where(part, curve.beta, np.nan) for part in (curve.inside, ~curve.inside))
-        ax.plot(
-            curve.entropy,
-            bold,
-            style,
-            color=rgba,
-            lw=2,
-            zorder=5,
-            path_effects=outline,
-            label=f"n = {curve.size:,}" + (", not fitted" if curve.beyond else ""),
-        )
-        ax.plot(curve.entropy, thin, style, color=rgba, lw=0.8, zorder=4)
-    ax.set_xlabel(ENTROPY_LABEL)
-
-
-def plot_head_map(
-    ax: "Axes",
-    values: Mapping[OptionalHeadId, float | None],
-    label: str,
-    colours: str,
-) -> "Axes":
-    """Draws a map of layers and heads, coloured by a number of each; x marks heads without one.
-
-    The middle of the colour map is 0.
-    """
-    rows, columns = (
-        sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)
-        for axis in (0, 1)
-    )
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for (row, layer), (column, head) in product(enumerate(rows), enumerate(columns)):
-        value = values.get((layer, head))
-        if value is None:
-            ax.plot(column, row, "x", color="#777777", ms=5)
-        else:
-            grid[row, column] = value
-    most = np.nanmax(np.abs([*grid.flat, 1e-9]))
-    image = ax.imshow(
-        grid, aspect="auto", interpolation="nearest", cmap=colours, vmin=-most, vmax=most
-    )
-    for axis, numbers, name in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
-        step = max(1, len(numbers) // 16)
-        labels = ["all" if i is None else str(i) for i in numbers[::step]]
-        axis.set_ticks(range(0, len(numbers), step), labels)
-        axis.set_label_text(name)
-    ax.figure.colorbar(image, ax=ax, label=label)
-    return ax

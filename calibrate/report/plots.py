@@ -1,19 +1,17 @@
-"""Figures: scores of rules, the rule of a fit, and maps of heads."""
+"""Figures: scores of rules, reliability, the rule of a fit, and a map of the betas of heads."""
 
 import math
-from collections.abc import Iterable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
+from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
-from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
-from calibrate.fitting.options import LEAST_SQUARES
-from calibrate.report.comparison import ECE
-from calibrate.report.labels import LOG_N, THIS_FIT, label
+from calibrate.evidence.metrics import RIGHT, Metric
+from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     BLACK,
@@ -24,111 +22,79 @@ from calibrate.report.plot_style import (
     SHADE,
     STYLES,
     legend_below,
-    plot_head_map,
-    plot_size_curves,
-    short,
+    size_colours,
     sizes_axis,
 )
-from calibrate.report.rules import rule_curve, size_curves, typical_betas
+from calibrate.report.rule_text import joint_domain
+from calibrate.report.score_tables import ECE
 from calibrate.store.fit import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The rules that people compare, in this order. More curves cannot be told apart.
-COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG_SIZE, LOG_N)
-MAX_CURVES = 5
-LEGEND_NAMES = {LEAST_SQUARES: "least squares"}  # names that are shorter than in tables
-BEYOND_NOTE = "A curve that leaves the figure gains or loses far more than this fit."
+N_SIZES = 5  # curves of a rule of entropy and size
+CURVE_POINTS = 600
 SPREAD = 0.2  # of the rules around a tick: no bar hides another
-MAX_GAIN = 4.0  # times the largest gain of the fit: the range of the axis
+MAX_GAIN = 4  # times the largest gain of the fit: the range of the axis
 
 
 def plot_scores(
-    ax: "Axes",
-    evidence: Evidence,
-    metric: Metric,
-    own: str = OWN,
-    gain: bool = False,
-    name: str = "",
+    ax: "Axes", evidence: Evidence, metric: Metric, own: str = OWN, gain: bool = False
 ) -> "Axes":
-    """Draws a metric of the rules that people compare by size, with bars of two standard errors.
+    """Draws a metric of rules by size, with bars of two standard errors.
 
     Args:
       ax: where to draw.
       evidence: of the rules.
-      metric: LOG_P, P, RIGHT or ECE, which has no bars.
-      own: the rule to highlight.
-      gain: draw gains over the baseline, not means.
-      name: of `own`, for people.
+      metric: LOG_P, RIGHT or ECE, which has no bars.
+      own: the fit, which is highlighted.
+      gain: draw gains over the baseline, up to `MAX_GAIN`, and not means.
     """
-    parts, others = evidence.by("size"), iter(OTHERS * len(evidence.rules))
-    rules = [rule for rule in _compared(evidence, own, metric) if not (gain and rule == BASELINE)]
+    parts = evidence.by("size")
+    hidden = {BASELINE} if gain else {HARD} if metric == ECE else set()
+    limit = 0.0
+    rules = [x for x in evidence.rules if x not in hidden and not is_infinite(x, metric)]
     for i, rule in enumerate(rules):
-        colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
+        colour, marker, dash = STYLES.get(OWN if rule == own else rule, OTHERS[0])
         x = np.arange(len(parts)) + SPREAD * ((i + 0.5) / len(rules) - 0.5)
-        look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "lw": 1.4, "capsize": 2}
-        ax.errorbar(
-            x,
-            *_means_and_bars(parts.values(), rule, metric, gain),
-            zorder=3 if rule == own else 2,
-            ls=dash,
-            label=short(name if rule == own and name else _legend_name(rule)),
-            **look,
-        )
+        points = [_mean_and_bar(part, rule, metric, gain) for part in parts.values()]
+        mean, bar = abs(metric.factor) * np.transpose(points)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "ls": dash, "ms": 5, "lw": 1.4}
+        name = THIS_FIT if rule == own else label(rule)
+        ax.errorbar(x, mean, bar, capsize=2, zorder=3 if rule == own else 2, label=name, **look)
+        if gain and rule == own:
+            limit = MAX_GAIN * np.abs(np.nan_to_num(mean)).max()
     ax.grid(alpha=0.25, lw=0.5)
     ax.set_xticks(np.arange(len(parts)), map(evidence.span, parts), rotation=45)
-    ax.set_xlabel("tokens" if evidence.of.items.in_tokens else "items n")
+    ax.set_xlabel("tokens" if evidence.of.items.of_model else "items n")
+    name = evidence.of.items.label_of_right if metric == RIGHT else metric.label
+    ax.set_ylabel(f"{name} ({metric.unit})")
     if gain:
+        ax.set_ylabel(f"gain in {name} ({metric.unit_of_change})")
         ax.axhline(0, color="#777777", lw=0.8)
-        limit = _largest_gain(evidence, own, metric)
         low, high = ax.get_ylim()
-        ax.set_ylim(max(low, -limit), min(high, limit))
-    ax.set_ylabel(_scores_label(metric, evidence.of.items, gain))
+        ax.set_ylim(max(low, -limit or low), min(high, limit or high))
     legend_below(ax)
     return ax
 
 
-def _legend_name(rule: str) -> str:
-    return LEGEND_NAMES.get(rule, label(rule))
-
-
-def _means_and_bars(
-    parts: Iterable[Evidence], rule: str, metric: Metric, gain: bool
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(parts,) means or gains of a rule, and (2, parts) lengths of its bars, if it has any."""
+def _mean_and_bar(part: Evidence, rule: str, metric: Metric, gain: bool) -> tuple[float, float]:
+    """The mean or the gain of a rule, and two of its standard errors; 0 where they are unknown."""
     if metric == ECE:
-        errors = [expected_calibration_error(reliability_of(x, rule)) for x in parts]
-        return 100 * np.array(errors), None
-    estimates = [x.gain(rule, metric) if gain else x.mean(rule, metric) for x in parts]
-    pairs = np.array([(estimate.mean, estimate.error) for estimate in estimates], float)
-    mean, error = abs(metric.factor) * pairs.T  # up is better
-    low, high = (-100 * gain, 100) if metric.unit == PER_CENT else (-np.inf, np.inf)
-    return mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error))
+        return expected_calibration_error(reliability_of(part, rule)), 0.0
+    estimate = part.gain(rule, metric) if gain else part.mean(rule, metric)
+    return estimate.mean, 2 * np.nan_to_num(estimate.error)
 
 
-def _scores_label(metric: Metric, items: ItemKind, gain: bool) -> str:
-    """The label of an axis of scores: "gain in accuracy (points)"."""
-    label = items.label_of_right if metric == RIGHT else metric.label
-    unit = metric.unit_of_change if gain else metric.unit
-    return f"{'gain in ' * gain}{label} ({unit})"
-
-
-def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
+def plot_reliability(ax: "Axes", evidence: Evidence, own: str) -> "Axes":
     """Draws the reliability diagrams of the baseline, two rules to compare, and a fit."""
-    for rule in diagram_rules(evidence, own):
-        colour, marker, dash = STYLES[OWN if rule == own else rule]
-        bins = reliability_of(evidence, rule)
-        ax.plot(
-            100 * bins.confidence,
-            100 * bins.ranked,
-            color=colour,
-            marker=marker,
-            ls=dash,
-            ms=5,
-            lw=1.4,
-            label=short(name if rule == own else label(rule)),
-        )
+    for rule in (BASELINE, PAPER, CONSTANT, own):
+        if rule in evidence.rules:
+            colour, marker, dash = STYLES[OWN if rule == own else rule]
+            bins = reliability_of(evidence, rule)
+            points = 100 * bins.confidence, 100 * bins.ranked
+            name = THIS_FIT if rule == own else label(rule)
+            ax.plot(*points, color=colour, marker=marker, ls=dash, ms=5, lw=1.4, label=name)
     ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="perfectly calibrated")
     ax.set(xlabel="probability of the top item (%)", ylabel="the top item is the target (%)")
     ax.grid(alpha=0.25, lw=0.5)
@@ -136,88 +102,73 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
     return ax
 
 
-def diagram_rules(evidence: Evidence, own: str) -> list[str]:
-    """The rules of a reliability diagram."""
-    return [rule for rule in (BASELINE, PAPER, CONSTANT, own) if rule in evidence.rules]
-
-
-def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
-    """The rules to draw, in the order of the evidence; none whose scores are infinite."""
-    wanted = (own, *COMPARED, *evidence.rules)
-    known = [rule for rule in wanted if rule in evidence.rules and not is_infinite(rule, metric)]
-    if metric == ECE:  # that of argmax would hide all others
-        known = [rule for rule in known if rule != HARD]
-    shown = list(dict.fromkeys(known))[:MAX_CURVES]
-    return [rule for rule in evidence.rules if rule in shown]
-
-
-def _largest_gain(evidence: Evidence, own: str, metric: Metric) -> float:
-    """The limit of the axis of gains: far larger ones would hide those of the fit."""
-    gains, _ = _means_and_bars(evidence.by("size").values(), own, metric, gain=True)
-    return float(MAX_GAIN * np.abs(np.nan_to_num(gains)).max(initial=0)) or math.inf
-
-
-def leaves_figure(evidence: Evidence, own: str, metric: Metric) -> bool:
-    """True if a gain of a rule in the figure of gains lies beyond its axis."""
-    parts, limit = evidence.by("size").values(), _largest_gain(evidence, own, metric)
-    gains = [_means_and_bars(parts, x, metric, True)[0] for x in _compared(evidence, own, metric)]
-    return bool((np.abs(np.nan_to_num(gains)) > limit).any())
-
-
-def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
-    """Draws a map of the gain of each head in log-likelihood; x marks heads without a rule."""
-    gains = {
-        head: float(part.gain(rule, LOG_P).mean) if evidence.names(rule, head) else None
-        for head, part in evidence.by("head").items()
-    }
-    return plot_head_map(ax, gains, "gain in log-likelihood (nats)", "PuOr_r")
-
-
 def plot_rule(ax: "Axes", fit: Fit) -> "Axes":
-    """Draws beta against entropy or set size, also outside the domain; a constant is a line.
+    """Draws beta against entropy or set size, thin outside the domain of the only entry.
 
     A rule of entropy and size has a curve for each of a few set sizes.
     """
-    if fit.ignores_inputs:
-        _plot_constant(ax, fit)
-    elif fit.rule.depends_on_both:
-        plot_size_curves(ax, size_curves(fit, fit.entries[0]))
-        ax.plot([], [], color=GREY, lw=0.8, label="outside the domain")
-        ax.set_xlim(left=0)
+    rule, entry = fit.rule, fit.only
+    if rule.depends_on_both:
+        _plot_size_curves(ax, fit)
     else:
-        _plot_rule_of_one_variable(ax, fit)
+        x = np.linspace(0, 1.15 * entry.domain[1], CURVE_POINTS)
+        beta, inside = entry.beta_at(x, x, rule), (entry.domain[0] <= x) & (x <= entry.domain[1])
+        across = np.exp(x) if rule.by_size else x
+        ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain")
+        ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label=THIS_FIT)
+        if rule.by_size:
+            exponents = range(int(math.log2(across[-1]) + 1e-9) + 1)
+            sizes_axis(ax, [2**k for k in exponents[:: max(1, len(exponents) // 8)]])
+        ax.set_xlim(across[0], across[-1])
+    if rule.by_entropy:
+        ax.set_xlabel(ENTROPY_LABEL)
+    if rule.min_entropy:
+        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="threshold: up to it 1")
     ax.axhline(1, color=BLACK, ls="--", lw=1, label=label(BASELINE))
-    ax.set(ylabel=BETA_LABEL, title=short(fit.reference))
+    ax.set_ylabel(BETA_LABEL)
     legend_below(ax)
     return ax
 
 
-def _plot_constant(ax: "Axes", fit: Fit) -> None:
-    (beta,) = fit.entries[0].beta_at(np.zeros(1), np.zeros(1), fit.rule)
-    ax.axhline(beta, color=OURS, lw=2.5, label=f"{THIS_FIT}, beta = {beta:.3g}")
-    ax.set(xticks=[], xlabel="every entropy H and every n", ylim=(0, 1.25 * max(beta, 1)))
-
-
-def _plot_rule_of_one_variable(ax: "Axes", fit: Fit) -> None:
-    rule, entry = fit.rule, fit.entries[0]
-    x = np.linspace(0, 1.15 * entry.domain[1], 1200)
-    across, beta = rule_curve(fit, entry, x)
-    inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
-    ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain")
-    ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label=THIS_FIT)
-    if rule.min_entropy:
-        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="threshold: up to it 1")
-    if rule.by_entropy:
-        ax.set_xlabel(ENTROPY_LABEL)
-    else:
-        exponents = range(int(math.log2(across[-1]) + 1e-9) + 1)
-        sizes_axis(ax, [2**k for k in exponents[:: max(1, len(exponents) // 8)]])
-    ax.set_xlim(across[0], across[-1])
+def _plot_size_curves(ax: "Axes", fit: Fit) -> None:
+    """Draws curves coloured by set size, bold at the entropies of the domain."""
+    lo, hi, small, large = fit.only.domain
+    sizes = np.unique(np.exp(np.linspace(small, large, N_SIZES)).round())
+    colours = size_colours(sizes[0], sizes[-1]).to_rgba(sizes)
+    for n, colour in zip(sizes, colours, strict=True):
+        H = np.linspace(0, math.log(n), CURVE_POINTS)
+        beta = fit.only.beta_at(H, np.full(len(H), math.log(n)), fit.rule)
+        inside = (lo <= H) & (hi >= H)
+        ax.plot(H, beta, color=colour, lw=0.8)
+        ax.plot(H[inside], beta[inside], color=colour, lw=2.5, label=f"n = {n:,.0f}")
+    ax.plot([], [], color=GREY, lw=0.8, label="outside the domain")
 
 
 def plot_head_betas(ax: "Axes", fit: Fit) -> "Axes":
-    """Draws a map of log2 beta for a fit with entries for layers or heads; see `typical_betas`."""
-    betas = typical_betas(fit, [(entry.layer, entry.head) for entry in fit.entries])
-    values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
-    plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
+    """Draws a map of log2 beta by layer and head; x marks heads without a rule.
+
+    Beta is that at the largest n of the fit, or at half of the largest entropy there.
+    """
+    domain = joint_domain(fit.entries) or (0.0, 1.0)  # constants have none
+    log_n = np.asarray(domain[-1])
+    H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
+    rows, columns = (
+        sorted({getattr(x, axis) for x in fit.entries}, key=lambda i: -1 if i is None else i)
+        for axis in ("layer", "head")
+    )
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for (row, layer), (column, head) in product(enumerate(rows), enumerate(columns)):
+        if (entry := fit.entry_of(layer, head)) is None:
+            ax.plot(column, row, "x", color="#777777", ms=5)
+        else:
+            grid[row, column] = math.log2(entry.beta_at(H, log_n, fit.rule))
+    most = np.nanmax(np.abs([*grid.flat, 1e-9]))
+    look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
+    image = ax.imshow(grid, vmin=-most, vmax=most, **look)
+    for axis, numbers, name in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
+        step = max(1, len(numbers) // 16)
+        labels = ["all" if i is None else str(i) for i in numbers[::step]]
+        axis.set_ticks(range(0, len(numbers), step), labels)
+        axis.set_label_text(name)
+    ax.figure.colorbar(image, ax=ax, label=r"$\log_2 \beta$")
     return ax

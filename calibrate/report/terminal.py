@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from calibrate.errors import printable, without_login
-from calibrate.report.blocks import Block, Code, CommandResult, Facts, Heading, Table, as_json
+from calibrate.report.blocks import BEST, Block, Code, CommandResult, Facts, Heading, Table, as_json
 
 LABEL_WIDTH = 10
 NOTE_WIDTH = 98  # letters of a line of a note
@@ -139,12 +139,9 @@ def _print_table(block: Table) -> None:
     for heading in block.columns:
         side: Literal["left", "right"] = "left" if heading in block.left else "right"
         table.add_column(RichText(printable(heading, "\n")), justify=side, no_wrap=True)
-    for i, row in enumerate(block.rows):
-        cells = (
-            RichText(printable(cell, "\n"), "bold" if (i, j) in block.bold else "")
-            for j, cell in enumerate(row)
-        )
-        table.add_row(*cells)
+    for row in block.rows:
+        styles = ("bold" if cell.startswith(BEST) else "" for cell in row)
+        table.add_row(*(RichText(printable(x, "\n"), y) for x, y in zip(row, styles, strict=True)))
     width, stdout.width = stdout.width, TABLE_WIDTH
     try:
         stdout.print(table)

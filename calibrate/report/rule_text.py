@@ -1,21 +1,15 @@
-"""The rule of a fit: as text, as facts, and as curves of beta over entropy or set size."""
+"""The rule of a fit as text: its facts, and the beta of each head."""
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrate.core.rule import CONSTANT, TERMS, RuleForm, constant_text, formula
-from calibrate.evidence.estimate import decimal
-from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
-N_SIZES = 5  # curves between the smallest and the largest set size of a domain
-BEYOND = 4  # times the largest set size: the size of one more curve
-CURVE_POINTS = 201
+GRID_POINTS = 101  # in each variable, at which the range of beta is found
 
 
 def rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
@@ -57,19 +51,8 @@ def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         degrees = f"{fit.effective_degrees:.1f} of {len(TERMS[fit.rule.kind])}"
         yield "effective degrees of freedom", degrees
     if fit.r_squared is not None:
-        yield "R^2 of log beta", r_squared_text(fit.r_squared)
-
-
-def r_squared_text(r_squared: float) -> str:
-    """The R^2 of log beta on the inputs of the fit, and its meaning."""
-    share = decimal(100 * r_squared, ".0f")
-    text = f"the rule explains {share} % of the variance of the optimal log beta"
-    if share == "0":
-        text = "a constant describes the optimal log beta as well as the rule"
-    elif r_squared < 0:
-        text = "a constant describes the optimal log beta better than the rule"
-    inputs = "among misranked inputs of the fit (in sample)"
-    return f"{decimal(r_squared, '.2f')}: {inputs}, {text}"
+        share = "the share of the variance of the optimal log beta that the rule explains"
+        yield "R^2 of log beta", f"{fit.r_squared:.2f}: {share}, in the misranked inputs of the fit"
 
 
 def symbols(rule: RuleForm) -> str:
@@ -78,12 +61,7 @@ def symbols(rule: RuleForm) -> str:
 
 
 def domain_text(domain: Sequence[float], rule: RuleForm) -> str:
-    """The entropies and set sizes of the inputs that a rule was fitted to.
-
-    "every input" of a constant, which has no domain.
-    """
-    if not domain:
-        return "every input"
+    """The entropies and set sizes of the inputs that a rule was fitted to; it is no constant."""
     if rule.depends_on_both:
         lo, hi, small, large = domain
         # The entropy of n items is at most log n.
@@ -100,13 +78,7 @@ def _entropies(lo: float, hi: float) -> str:
 
 def _sizes(lo: float, hi: float) -> str:
     """A range of set sizes, given the logarithms of its ends."""
-    return f"{_items(lo)} .. {_items(hi)} items"
-
-
-def _items(log_n: float) -> str:
-    """A set size in words, given its logarithm."""
-    n = math.exp(log_n)
-    return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
+    return f"{math.exp(lo):,.0f} .. {math.exp(hi):,.0f} items"
 
 
 def outside_text(rule: RuleForm) -> str:
@@ -135,65 +107,6 @@ def bound_text(beta: float) -> str:
     return f"1/{inverse:g}" if beta < 1 and inverse == round(inverse) else f"{beta:g}"
 
 
-def value_text(value: Any) -> str:
-    """A JSON value as printable text, numbers with six digits."""
-    if value is None:
-        return "absent or null"
-    if isinstance(value, list):
-        return ", ".join(map(value_text, value))
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    printable = isinstance(value, str) and value.isprintable()
-    return value if printable else json.dumps(value)
-
-
-class SizeCurve(NamedTuple):
-    """beta of sets of one size, over the entropies that such sets can have."""
-
-    size: int
-    entropy: np.ndarray  # (points,) nats, up to log n
-    beta: np.ndarray  # (points,)
-    inside: np.ndarray  # (points,) bool: in the domain's entropies
-    beyond: bool  # True of a size larger than those of the domain
-
-
-def rule_curve(fit: Fit, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(entropies or sizes, beta) of one entry of a rule of one variable.
-
-    Args:
-      fit: has the rule.
-      entry: of the fit.
-      x: (points,) entropies, or logarithms of sizes for a rule of size.
-    """
-    return np.exp(x) if fit.rule.by_size else x, entry.beta_at(x, x, fit.rule)
-
-
-def size_curves(fit: Fit, entry: Entry) -> list[SizeCurve]:
-    """Curves of one entry of a rule of entropy and size: for sizes of its domain, and one beyond.
-
-    A set of one item always has entropy 0, and no curve.
-    """
-    lo, hi, small, large = entry.domain
-    sizes = np.exp([*np.linspace(small, large, N_SIZES), large + math.log(BEYOND)])
-    curves = []
-    for n in sorted({round(float(size)) for size in sizes} - {1}):
-        H = np.linspace(0, math.log(n), CURVE_POINTS)
-        beta = entry.beta_at(H, np.full(CURVE_POINTS, math.log(n)), fit.rule)
-        curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), n > 2 * math.exp(large)))
-    return curves
-
-
-def beta_range(fit: Fit, entry: Entry) -> tuple[float, float]:
-    """The least and greatest beta of one entry over its domain."""
-    if fit.rule.depends_on_both:
-        curves = size_curves(fit, entry)
-        beta = np.concatenate([c.beta[c.inside] for c in curves if not c.beyond])
-    else:
-        lo, hi = entry.domain or (0.0, 1.0)  # a constant has none
-        _, beta = rule_curve(fit, entry, np.linspace(lo, hi, CURVE_POINTS))
-    return float(beta.min()), float(beta.max())
-
-
 def entry_heading(fit: Fit) -> str:
     """The heading of a column of `entry_text`."""
     return "beta" if fit.ignores_inputs else f"beta({symbols(fit.rule)})"
@@ -210,27 +123,15 @@ def entry_text(fit: Fit, entry: Entry | None) -> str:
     return f"{most:.2f}" if is_constant else f"{least:.2f} to {most:.2f}"
 
 
-def typical_betas(
-    fit: Fit, heads: Iterable[OptionalHeadId], n: float | None = None
-) -> dict[OptionalHeadId, float | None]:
-    """beta of each head at one n and entropy; None where it has no rule.
-
-    The entropy is half of the highest that n items can have; of a rule of entropy alone, the middle
-    of its domain.
-
-    Args:
-      fit: with entries for layers or heads.
-      heads: by (layer, head).
-      n: items; None is the largest number that the fit was fitted to.
-    """
-    domain = joint_domain(fit.entries) or (0.0, 1.0)  # constants have none
-    log_n = np.asarray(domain[-1] if n is None else np.log(n))
-    H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
-    entries = {head: fit.entry_of(*head) for head in heads}
-    return {
-        head: None if entry is None else float(entry.beta_at(H, log_n, fit.rule))
-        for head, entry in entries.items()
-    }
+def beta_range(fit: Fit, entry: Entry) -> tuple[float, float]:
+    """The least and greatest beta of one entry over its domain."""
+    domain = entry.domain or (0.0, 1.0)  # a constant has none
+    H = log_n = np.linspace(domain[0], domain[1], GRID_POINTS)
+    if fit.rule.depends_on_both:
+        log_n = np.linspace(domain[2], domain[3], GRID_POINTS)[:, None]
+        H, log_n = np.broadcast_arrays(np.minimum(H, log_n), log_n)
+    beta = entry.beta_at(H, log_n, fit.rule)
+    return float(beta.min()), float(beta.max())
 
 
 def joint_domain(entries: Sequence[Entry]) -> tuple[float, ...]:

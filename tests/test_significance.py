@@ -5,7 +5,7 @@ from evidence_cases import BY_SIZE, CELLS, evidence_of_gains
 
 from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.metrics import ANSWERS, RIGHT, ROWS, SETS
-from calibrate.evidence.verdict import GAIN, LOSS, SAME, TOO_FEW, heads_moved, judge, judged_items
+from calibrate.evidence.significance import GAIN, LOSS, SAME, TOO_FEW, judge
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,10 @@ def test_a_size_whose_gain_nobody_notices_is_not_named():
     assert judge(evidence, "own").better == [64, 256, 1024]
 
 
-def test_heads_are_corrected_for_their_number():
-    gains = [0.5, 0.5, -0.5, *[0.0] * 37]
-    evidence = evidence_of_gains({"own": [gains] * len(BY_SIZE)}, count=800, heads=40)
-    assert heads_moved(evidence, "own") == (2, 1, 37)
-
-
 def test_held_out_templates_decide():
     strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
     evidence = evidence_of_gains({"own": (0.3, 0.3, -0.4, 0)}, ANSWERS, strata=strata)
-    assert judged_items(evidence).n == 200
+    assert evidence.judged.n == 200
     assert judge(evidence, "own").outcome == LOSS
 
 

@@ -1,7 +1,4 @@
-"""The verdict on a rule: use it, use it at some sizes, or keep the baseline.
-
-The log-likelihood decides, not the accuracy.
-"""
+"""Significant gains and losses of rules, by log-likelihood; accuracy never decides."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,12 +30,11 @@ class Verdict(NamedTuple):
 
 
 def judge(evidence: Evidence, rule: str) -> Verdict:
-    """The verdict on a rule, by its log-likelihood on `judged_items`."""
-    answers = judged_items(evidence)
-    gains = significant_gains(answers, rule)
+    """The verdict on a rule, on the items that decide: `Evidence.judged`."""
+    gains = significant_gains(evidence.judged, rule)
     better = [size for size, gain in gains.items() if gain.mean > 0]
     worse = [size for size in gains if size not in better]
-    overall = outcome(answers.gain(rule, LOG_P))
+    overall = outcome(evidence.judged.gain(rule, LOG_P))
     if better:
         overall = GAIN
     elif worse and overall != GAIN:
@@ -57,32 +53,11 @@ def significant_gains(items: Evidence, rule: str) -> dict[int, Estimate]:
     }
 
 
-def judged_items(evidence: Evidence) -> Evidence:
-    """The items that decide: of held-out templates, if there are any; else all.
-
-    Retention text decides only if there are no other items.
-    """
-    answers = evidence.answers
-    return answers.held_out_templates if answers.n else evidence.held_out_templates
-
-
 def outcome(gain: Estimate) -> str:
     """The outcome that a gain shows."""
     if not np.isfinite(gain.error):
         return TOO_FEW
     return {1: GAIN, -1: LOSS}.get(int(gain.sign), SAME)
-
-
-def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
-    """Numbers of heads with an entry: with a significant gain, a significant loss, and neither."""
-    heads = judged_items(evidence).by("head")
-    gains = [part.gain(rule, LOG_P) for h, part in heads.items() if evidence.names(rule, h)]
-    significant = significant_fdr([float(gain.p_value) for gain in gains])
-    signs = [
-        np.sign(gain.mean) if is_significant else 0
-        for gain, is_significant in zip(gains, significant, strict=True)
-    ]
-    return signs.count(1), signs.count(-1), signs.count(0)
 
 
 def is_worse(items: Evidence, rule: str, other: str) -> bool:
