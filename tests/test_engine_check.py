@@ -179,7 +179,7 @@ def test_noise(exported):
     assert record["applies"] == APPLIES_FIT
     record, line = check(exported / "constants", completions(model, noise=3.0), code=1)
     assert record["applies"] == CANNOT_TELL
-    assert line.endswith("--prompts")
+    assert "--prompts" in line
 
 
 def unusable(self):

@@ -1,12 +1,12 @@
 """Exports of a fit, and the attention scale that a server applies, as results to show."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError, command
-from calibrate.report.blocks import Block, Facts, Result, Table, Text
+from calibrate.report.blocks import Facts, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.engine_check import EngineCheck
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 FACTS = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 FACTOR_COLUMNS = ("layer", "least", "median", "most", "heads changed")
-NATS_UNIT = "nats, root mean square"
 
 
 def export_result(contents: "ExportContents") -> Result:
@@ -94,82 +93,57 @@ def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
         f"{contents.metadata['fit']}, which differ by {check.effect:.2g} nats; its noise is "
         f"{check.noise:.2g}"
     )
-    failure: CalibrateError | None = None
-    if check.applies == CANNOT_TELL:
-        failure = CalibrateError(f"{text}; give more or longer prompts=", parameter="prompts")
-    elif check.applies != APPLIES_FIT:
-        failure = QualityError(f"{text}; serve {contents.path} as guides/serving.md says")
+    remedy = f"serve {contents.path} as guides/serving.md says"
     data = {"path": contents.path, **contents.metadata, **check._asdict()}
-    table = _off_table(check, "model")
-    return Result([table] if failure else [table, Text(f"{text}.")], data, failure)
+    return _check_result(check, text, remedy, data, is_right=check.applies == APPLIES_FIT)
 
 
 def stock_result(model: Path, check: "EngineCheck") -> Result:
     """The scale that an engine applies; exit 3 if it differs from the model's, 1 if undecided."""
-    from calibrate.export.engine_check import AS_STATED, CANNOT_TELL
+    from calibrate.export.engine_check import APPLIES_OTHER, AS_STATED, CANNOT_TELL
 
-    blocks: list[Block] = [_off_table(check, "attention scale")]
-    failure: CalibrateError | None = None
-    if check.applies == AS_STATED:
-        blocks.append(Text(f"{_agrees(model, check)}."))
-    elif check.applies == CANNOT_TELL:
-        failure = CalibrateError(_cannot_tell(model, check), parameter="prompts")
+    off, open_cases = check.off[AS_STATED], ", ".join(check.untold)
+    remedy = "use a version of the engine that applies what config.json states"
+    if check.applies in (AS_STATED, CANNOT_TELL):
+        agrees = "agrees" if check.applies == AS_STATED else "may agree"
+        text = (
+            f"{check.engine} {agrees} with {model} up to {check.lengths[-1]:,} tokens: its log p is "
+            f"off by {off:.2g} nats, its noise is {check.noise:.2g} nats"
+        )
+        text += f"; these prompts do not tell this from: {open_cases}" if open_cases else ""
     else:
-        failure = QualityError(_differs(model, check))
-    record = {"path": model, **check._asdict()}
-    return Result(blocks, record, failure)
+        text = f"{check.engine} differs from {model} by {off:.2g} nats"
+        best = min(check.off, key=check.off.__getitem__)
+        if check.applies == APPLIES_OTHER:
+            text += (
+                ", and another attention scale does not explain it: the best, "
+                f"{best}, leaves {check.off[best]:.2g}"
+            )
+            check_fit = command("export", check="EXPORTED", engine=check.engine)
+            remedy = (
+                f"{check_fit} tells whether the server applies an exported fit; else compare "
+                "weights, tokenizer and rotary positions"
+            )
+        else:
+            text += f'; "{check.applies}" explains it, and leaves {check.off[check.applies]:.2g}'
+    data = {"path": model, **check._asdict()}
+    return _check_result(check, text, remedy, data, is_right=check.applies == AS_STATED)
 
 
-def _off_table(check: "EngineCheck", kind: str) -> Table:
-    """The engine's difference from each model, or from the model under each attention scale."""
+def _check_result(
+    check: "EngineCheck", text: str, remedy: str, data: dict[str, Any], is_right: bool
+) -> Result:
+    """The engine's difference from each prediction, and a finding."""
+    from calibrate.export.engine_check import CANNOT_TELL
+
     rows = [(name, f"{off:.4f}") for name, off in check.off.items()]
     n = f"{check.lengths[0]:,} to {check.lengths[-1]:,} tokens"
-    title = f"The engine's log p is off, at prompts of {n}, by ({NATS_UNIT})"
-    return Table((kind, "off"), rows, title=title, left=(kind,))
-
-
-def _agrees(model: Path, check: "EngineCheck") -> str:
-    ruled_out = [name for name in check.named if name not in check.untold]
-    off = check.off[next(iter(check.off))]
-    parts = [
-        f"{check.engine} agrees with {model} up to {check.lengths[-1]:,} tokens: its log p is off "
-        f"by {off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
-    ]
-    if ruled_out:
-        parts.append(f"ruled out: {', '.join(ruled_out)}")
-    open_cases = [name for name in check.named if name in check.untold]
-    if open_cases:
-        parts.append(f"not told apart by these prompts: {', '.join(open_cases)}")
-    return "; ".join(parts)
-
-
-def _cannot_tell(model: Path, check: "EngineCheck") -> str:
-    names = [name for name in check.named if name in check.untold]
-    alternatives = f"from {', '.join(names)}" if names else "from another attention scale"
-    return (
-        f"cannot tell the attention scale of {check.engine}: up to {check.lengths[-1]:,} tokens "
-        f"what the configuration of {model} states is not told {alternatives}, by a noise of "
-        f"{check.noise:.2g} nats; give more or longer prompts=, or serve weights that are not "
-        "quantised"
-    )
-
-
-def _differs(model: Path, check: "EngineCheck") -> str:
-    from calibrate.export.engine_check import APPLIES_OTHER
-
-    names = list(check.off)
-    stated = check.off[names[0]]
-    text = f"{check.engine} differs from {model} by {stated:.2g} nats"
-    if check.applies == APPLIES_OTHER:
-        best = min(names, key=check.off.__getitem__)
-        check_fit = command("export", check="EXPORTED", engine=check.engine)
-        return (
-            f"{text}, and another attention scale does not explain it: the best, {best}, leaves "
-            f"{check.off[best]:.2g}; {check_fit} tells whether the server applies an exported fit; "
-            "else compare weights, tokenizer and rotary positions"
-        )
-    return (
-        f'{text}; what explains it is "{check.applies}", which leaves '
-        f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
-        "config.json states"
-    )
+    title = f"The engine's log p against each prediction, at prompts of {n}, nats"
+    table = Table(("prediction", "off by"), rows, title=title, left=("prediction",))
+    if is_right:
+        return Result([table, Text(f"{text}.")], data)
+    failure: CalibrateError = QualityError(f"{text}; {remedy}")
+    if check.applies == CANNOT_TELL:
+        message = f"{text}; give more or longer prompts=, or serve weights that are not quantised"
+        failure = CalibrateError(message, parameter="prompts")
+    return Result([table], data, failure)
