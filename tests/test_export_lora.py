@@ -167,9 +167,9 @@ def test_the_card(here):
     assert (data.base_model, data.library_name) == (base, "peft")
     assert (data.base_model_relation, data.pipeline_tag) == ("adapter", "text-generation")
     assert data.tags == ["lora", "calibrate", "attention-temperature"]
-    assert card.partition("Before you publish it")[0].count(base) == 3
+    assert card.partition("Before you publish it")[0].count(base) == 4
     for shown in (
-        "8 of 8 heads", "--max-lora-rank 32 --lora-modules out=out`",
+        "--max-lora-rank 32 --lora-modules out=out`",
         "\n    Use it [now](x) | <b>",
     ):  # fmt: skip
         assert shown in card

@@ -1,7 +1,6 @@
 """The model card of an exported folder or LoRA, which the Hub reads and shows."""
 
 import json
-import re
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,9 @@ if TYPE_CHECKING:
     from calibrate.export.folder import Export
 
 _COPIED_FIELDS = ("license", "license_name", "license_link", "language")
-_MARKUP = re.compile(r"[\\\[\]<|&]")
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_LORA_TOP = """\
-multiplies the queries of {{ changed }} of {{ heads }} heads by constants beta from {{ least }} to
-{{ most }}, which `calibrate` fitted; `{{ fit_file }}` is the fit.
+_LORA_TEXT = """\
+This LoRA scales the logits of attention heads of `{{ base }}`.
 
 ```python
 from peft import PeftModel
@@ -31,13 +28,8 @@ Servers swap it while they run, for example `vllm serve {{ base }} --enable-lora
 --max-lora-rank {{ max_rank }} --lora-modules {{ name }}={{ name }}`. Check that the LoRA is what \
 its fit asks for, of that very model: `{{ check }}`.
 """
-_FOLDER_TOP = """\
-the model the weights that make the queries of {{ changed }} of {{ heads }} heads are multiplied by
-constants beta from {{ least }} to {{ most }}\
-{% if ratio %}, and the engine
-multiplies all queries by 1 + {{ ratio }} log n, where n is the number of tokens so far{% endif %}\
-, which `calibrate` fitted;
-`{{ fit_file }}` is the fit.
+_FOLDER_TEXT = """\
+This copy of `{{ base }}` scales the logits of its attention heads.
 
 ```python
 from transformers import AutoModelForCausalLM
@@ -53,10 +45,10 @@ _CARD = """\
 {{ card_data }}
 ---
 
-# Sharper attention for {{ model }}
+# Calibrated attention temperatures
 
-An attention head with logits z attends by softmax(beta z) instead of softmax(z). \
-TOP
+A head with logits z attends by softmax(beta z) instead of softmax(z). `calibrate` fitted beta.
+TEXT
 {% if not revision %}
 Before you publish it: the model was in a folder, so write its name on the Hub in place of \
 `{{ base }}`,
@@ -72,15 +64,13 @@ def folder_card(export: "Export", name: str) -> str:
     """Returns the card of an exported folder of that name, in Markdown."""
     from calibrate.export.configuration import FIT_FILE
 
-    ratio = export.plan.ratio
     return _render_card(
         export,
         {"library_name": "transformers", "base_model_relation": "finetune"},
-        "In this copy of\n" + _FOLDER_TOP,
+        _FOLDER_TEXT,
         name=name,
         fit_file=FIT_FILE,
         places="above",
-        ratio=f"{ratio:.4g}" if ratio else "",
         check=command("export", check=name, engine="URL"),
     )
 
@@ -96,7 +86,7 @@ def lora_card(export: "Export", name: str) -> str:
     return _render_card(
         export,
         {"library_name": "peft", "base_model_relation": "adapter", "tags": ["lora"]},
-        "This LoRA\n" + _LORA_TOP,
+        _LORA_TEXT,
         name=name,
         fit_file=ADAPTER_FIT,
         places=f"above and in `{ADAPTER_CONFIG}`",
@@ -107,15 +97,14 @@ def lora_card(export: "Export", name: str) -> str:
 
 
 def _render_card(
-    export: "Export", metadata: dict[str, Any], top: str, name: str, fit_file: str, **fields: Any
+    export: "Export", metadata: dict[str, Any], text: str, name: str, **fields: Any
 ) -> str:
     """Returns a card: its metadata, what the export changes, and a summary of the fit.
 
     Args:
       metadata: fields of the Hub that depend on the format.
-      top: template of the part that depends on the format.
+      text: template of the part that depends on the format.
       name: of the exported folder.
-      fit_file: name of the file of the fit in it.
       fields: other fields of the template.
     """
     from huggingface_hub import ModelCard, ModelCardData
@@ -124,8 +113,6 @@ def _render_card(
     from calibrate.export.plan import TAGS
 
     base, revision = name_base_model(export.folder.path)
-    factors = export.plan.factors
-    changed = [f for f in factors.values() if f != 1] or [1.0]
     metadata = metadata | _licence(export.folder.path)
     card_data = ModelCardData(
         base_model=base,
@@ -135,17 +122,11 @@ def _render_card(
     )
     card = ModelCard.from_template(
         card_data,
-        template_str=_CARD.replace("TOP\n", top),
+        template_str=_CARD.replace("TEXT\n", text),
         name=name,
         quoted_name=json.dumps(name),
-        fit_file=fit_file,
-        model=_MARKUP.sub(r"\\\g<0>", base if revision else export.folder.name),
         base=base,
         revision=revision,
-        changed=f"{len(changed):,}",
-        heads=f"{len(factors):,}",
-        least=f"{min(changed):.4g}",
-        most=f"{max(changed):.4g}",
         summary=indent(printable(str(export.fit), "\n"), "    "),
         **fields,
     )
