@@ -11,11 +11,10 @@ import pytest
 import reference
 from commands import call, refusal
 
-from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.errors import CalibrateError
 from calibrate.report import plot_diagnosis
 from calibrate.report.blocks import Facts, Table, as_json
-from calibrate.report.diagnosis_record import FIGURE, RECORD, diagnosis_result, save_diagnosis
+from calibrate.report.diagnosis_record import diagnosis_result
 from calibrate.report.plot_diagnosis import (
     MAX_PANELS,
     MAX_SHOWN_INPUTS,
@@ -29,6 +28,7 @@ from calibrate.rows.diagnosis import Diagnosis, diagnose, estimate_slope
 from calibrate.rows.logits_files import Arrays
 
 SIZES, PER_SIZE = (16, 64, 256), 150
+FIGURE = Path("diagnosis.png")
 # Logits that are as high at any n, that rise with log n, without a preferred item, and one-hot.
 BOUNDED, RISING, RANDOM, SHARP = KINDS = ((0, 0), (0, 2), (3, 0), (3, 2))
 
@@ -145,7 +145,7 @@ def test_of_one_n_there_is_no_slope():
     z = rng.standard_normal((200, 16)).astype(np.float32)
     found = diagnose(collected(logits=z, target=np.zeros(200, int), head=np.arange(200) % 8))
     assert [head.slope for head in found.heads] == [None] * 8
-    record = diagnosis_result(found, Path(RECORD), [])
+    record = diagnosis_result(found, FIGURE)
     assert as_json(record)["heads"][0]["slope"] is None
     assert shown_heads(found.heads) == list(range(MAX_PANELS))
     assert png(draw_diagnosis(found)).startswith(b"\x89PNG")
@@ -234,8 +234,8 @@ def texts(result):
 
 
 def test_the_table_has_a_row_for_each_head(found):
-    rows, facts = texts(diagnosis_result(found, Path(RECORD), [Path(FIGURE)]))
-    assert set(facts) == {"record", "figure"}
+    rows, facts = texts(diagnosis_result(found, FIGURE))
+    assert set(facts) == {"figure"}
     for row, head in zip(rows, found.heads, strict=True):
         assert (row["head"], row["inputs"]) == (head.name, "450")
         assert row["slope"] == head.slope.shown(".3f")
@@ -245,7 +245,7 @@ def test_the_table_has_a_row_for_each_head(found):
             head.sizes[2].susceptibility, rel=0.01
         )
     many = [found.heads[0]._replace(name=f"head {i}") for i in range(40)]
-    record = diagnosis_result(found._replace(heads=many), Path(RECORD), [])
+    record = diagnosis_result(found._replace(heads=many), FIGURE)
     assert len(texts(record)[0]) == 20
     assert len(record.as_json()["heads"]) == 40
 
@@ -253,7 +253,7 @@ def test_the_table_has_a_row_for_each_head(found):
 def test_a_head_without_inputs_of_a_size_has_dots(found):
     first = found.heads[0]
     heads = [first, first._replace(sizes=first.sizes[:1], slope=None)]
-    rows, _ = texts(diagnosis_result(found._replace(heads=heads), Path(RECORD), []))
+    rows, _ = texts(diagnosis_result(found._replace(heads=heads), FIGURE))
     assert [rows[1][name] for name in ("slope", "rho, n = 256", "susceptibility, n = 256")] == 3 * [
         "·"
     ]
@@ -261,7 +261,7 @@ def test_a_head_without_inputs_of_a_size_has_dots(found):
 
 def test_of_one_head_the_table_has_a_row_for_each_n(found):
     one = Diagnosis(found.collection, found.heads[1:2], found.inputs[1:2])
-    rows, facts = texts(diagnosis_result(one, Path(RECORD), []))
+    rows, facts = texts(diagnosis_result(one, FIGURE))
     assert [row["n"] for row in rows] == ["16", "64", "256"]
     assert facts["slope"].startswith(one.heads[0].slope.shown(".3f"))
 
@@ -312,34 +312,17 @@ def test_the_colour_bar_has_ticks_at_some_n(n, found):
     assert max(ticks) <= max(n)
 
 
-def test_record_and_figure_are_written(found, here):
-    result = save_diagnosis(here / "out", found)
-    record = json.loads((here / "out" / RECORD).read_text())
-    assert record == as_json(result)
-    assert record["collection"] == str(found.collection.folder)
-    assert record["figures"] == [str(here / "out" / FIGURE)]
-    assert [head["slope"]["mean"] for head in record["heads"]] == [
-        head.slope.mean for head in found.heads
-    ]
-    assert sorted(path.name for path in (here / "out").iterdir()) == [RECORD, FIGURE]
-    assert (here / "out" / FIGURE).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_prints_the_record(collection, here):
+def test_the_command_prints_the_record_and_draws_the_figure(collection, found, here):
     shutil.copytree(collection.folder, "runs/model")
-    printed = json.loads(call("diagnose", "runs/model", "--json").stdout)
-    assert printed == json.loads(Path("runs/model-diagnosis", RECORD).read_text())
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["model", "model-diagnosis"]
-    shown = call("diagnose", "runs/model", "--out", "other").stdout
-    assert all(head["name"] in shown for head in printed["heads"])
-    assert Path("other", FIGURE).exists()
-
-
-def test_the_folder_goes_beside_the_collection(here, monkeypatch):
-    Path("runs/model").mkdir(parents=True)
-    monkeypatch.chdir("runs/model")
-    assert diagnosis_folder(Path("."), None, RECORD) == here / "runs/model-diagnosis"
-    assert diagnosis_folder(Path("."), here / "else", RECORD) == here / "else"
+    record = json.loads(call("diagnose", "runs/model", "--json").stdout)
+    figure = here / "runs/model-diagnosis.png"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert (record["collection"], record["figure"]) == ("runs/model", str(figure))
+    slopes = [head.slope.mean for head in found.heads]
+    assert [head["slope"]["mean"] for head in record["heads"]] == slopes
+    shown = call("diagnose", "runs/model", "--out", "other.png").stdout
+    assert all(head["name"] in shown for head in record["heads"])
+    assert Path("other.png").exists()
 
 
 def test_misranked_inputs_alone_are_refused(logged, here):
@@ -348,7 +331,7 @@ def test_misranked_inputs_alone_are_refused(logged, here):
     with pytest.raises(CalibrateError, match=str(folder)):
         diagnose(open_collection(folder))
     assert refusal("diagnose", folder).startswith(f"calibrate: {folder} ")
-    assert not (here / "run-diagnosis").exists()
+    assert not (here / "run-diagnosis.png").exists()
 
 
 def test_no_inputs_at_all_is_exit_3(collection, here):

@@ -13,7 +13,7 @@ def diagnose_command(
     run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
     out: Annotated[
-        Path | None, Option(help="Folder of the record and figure [default: RUN-diagnosis]")
+        Path | None, Option(help="File of the figure, .png [default: RUN-diagnosis.png]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,24 +27,19 @@ def diagnose_command(
 
     Example: calibrate diagnose runs/mine
     """
-    from calibrate.report.diagnosis_record import RECORD, save_diagnosis
+    from calibrate.report.diagnosis_record import diagnosis_result
+    from calibrate.report.plot_diagnosis import draw_diagnosis
+    from calibrate.report.plot_style import save_figure
     from calibrate.rows import diagnosis
     from calibrate.rows.collection import RowCollection, open_collection
+    from calibrate.storage.atomic_io import check_writable
 
     collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)
-    folder = diagnosis_folder(run, out, RECORD)
+    figure = out or Path(f"{run.resolve()}-diagnosis.png")
+    check_writable(figure)
     with Steps() as steps:
         result = diagnosis.diagnose(collection, steps)
-    stderr.print(f"drawing into {folder}")
-    show(save_diagnosis(folder, result), as_json)
-
-
-def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
-    """The folder of the record: `out`, or RUN-diagnosis beside the collection."""
-    from calibrate.storage.atomic_io import check_writable
-
-    run = run.resolve()
-    folder = out or run.with_name(f"{run.name}-diagnosis")
-    check_writable(folder / record)
-    return folder
+    stderr.print(f"drawing {figure}")
+    save_figure(figure, draw_diagnosis(result))
+    show(diagnosis_result(result, figure), as_json)

@@ -1,17 +1,12 @@
-"""The diagnosis of a collection: its table, its JSON record and its figure."""
+"""The diagnosis of a collection as a result to show."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.evidence.estimate import NOTHING, per_cent
-from calibrate.report.blocks import SHOWN_HEADS, Facts, Result, Table, and_more, as_json
-from calibrate.report.plot_diagnosis import draw_diagnosis
-from calibrate.report.plot_style import save_figure
+from calibrate.report.blocks import SHOWN_HEADS, Facts, Result, Table, and_more
 from calibrate.rows.diagnosis import AtSize, Diagnosis, HeadDiagnosis
-from calibrate.storage.atomic_io import write_atomically
 
-RECORD, FIGURE = "diagnosis.json", "diagnosis.png"
 READING = (
     "rho = log n - H, in nats: its slope against log n is 1 for a head that attends to a fixed "
     "number of items at every n, and 0 for one that disperses; the susceptibility is its change "
@@ -21,28 +16,20 @@ READING = (
 Cells = tuple[list[str], list[list[str]]]  # columns and rows of a table
 
 
-def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) -> Result:
-    """A table of the heads by rising slope, or of the set sizes of a single head, and the files.
+def diagnosis_result(diagnosis: Diagnosis, figure: Path) -> Result:
+    """A table of the heads by rising slope, or of the set sizes of a single head.
 
-    Args:
-      diagnosis: of a collection of rows.
-      path: of the JSON record, which has every head and set size.
-      figures: paths of the figures.
+    JSON has every head and set size.
     """
     heads, folder = diagnosis.heads, diagnosis.collection.folder
     columns, rows = _cells_of_heads(heads) if len(heads) > 1 else _cells_of_sizes(heads[0])
     title = f"Commitment rho and susceptibility of {folder}"
     table = Table(columns, rows, title, READING + and_more(len(heads)), left=["head"])
-    facts = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
+    facts = [("figure", str(figure))]
     if len(heads) == 1:
         facts.insert(0, ("slope", f"{_slope_text(heads[0])} (of rho against log n)"))
-    record = {
-        "collection": folder,
-        "digest": diagnosis.collection.digest,
-        "heads": heads,
-        "path": path,
-        "figures": figures,
-    }
+    digest = diagnosis.collection.digest
+    record = {"collection": folder, "digest": digest, "heads": heads, "figure": figure}
     return Result([table, Facts(facts)], record)
 
 
@@ -90,12 +77,3 @@ def _span(at_size: Sequence[AtSize]) -> str:
     """The range of n of inputs: "64", or "33-64"."""
     least, most = min(at.least_n for at in at_size), max(at.most_n for at in at_size)
     return f"{most:,}" if least == most else f"{least:,}-{most:,}"
-
-
-def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:
-    """Writes the figure and then the record, each whole or not at all; returns the record."""
-    save_figure(folder / FIGURE, draw_diagnosis(diagnosis))
-    result = diagnosis_result(diagnosis, folder / RECORD, [folder / FIGURE])
-    text = json.dumps(as_json(result), indent=1, allow_nan=False) + "\n"  # as --json prints it
-    write_atomically(folder / RECORD, text.encode())
-    return result
