@@ -261,7 +261,7 @@ def test_no_command_repeats_a_login():
     for command in (
         ("fits", "show", login),
         ("fits", "verify", login),
-        ("evaluate", "--fits", login),
+        ("evaluate", login),
         ("report", login, "--out", "x.html"),
         ("export", login, "--model", ".", "--out", "x"),
         ("model", "collect", "--model", login, "--task", "retrieval"),

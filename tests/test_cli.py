@@ -119,7 +119,7 @@ def test_literals_of_options_are_those_of_the_library():
         ("run --paper --loss likelihood", 2, "--paper"),
         ("run --kind constant --min-entropy 0.5", 2, "--min-entropy"),
         ("run --logits x.npz --sizes 16", 2, "--logits"),
-        ("evaluate --fits nope", 1, "'nope'"),
+        ("evaluate nope", 1, "'nope'"),
         ("evaluate --logits x.npz --sets 9", 2, "--logits"),
         ("report paper --out nope/r.html", 2, "'nope/r.html'"),
         ("report paper --out r.pdf", 2, "'r.pdf'"),

@@ -284,12 +284,10 @@ ALL = {"--max-kl", "--kind", "--overwrite", "--model", "--out", "--trained-up-to
         ("max_kl=0.1 and rows=", "--max-kl 0.1 and rows="),  # not declared
         ("up_max_kl=0.1", "up_max_kl=0.1"),
         ("fit again, or max_kl=0.1", "fit again, or --max-kl 0.1"),
-        ("fit again, or for_export=True", "fit again"),  # an option of other commands
-        ("fit again or for_export=", "fit again"),
     ],
 )
 def test_a_command_shows_its_options_in_place_of_parameters(in_python, in_command):
-    declared = ("max_kl", "kind", "overwrite", "trained_up_to", "for_export")
+    declared = ("max_kl", "kind", "overwrite", "trained_up_to")
     error = CalibrateError(in_python, parameter=declared)
     assert str(error) == error.args[0] == in_python
     assert with_options(error, ALL) == in_command

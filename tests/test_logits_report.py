@@ -44,7 +44,7 @@ def logged(here):
 
 
 def test_evaluate_prints_tables_by_size_and_by_head(logged):
-    out = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,alike").stdout
+    out = call("evaluate", "--logits", "held-out.npz", "lines", "alike").stdout
     fits = {"lines@1": FITS["lines"], "alike@1": FITS["all alike"]}
     scores = score_logits(Arrays.read(Path("held-out.npz")), fits)
     assert re.search(r"scored +360 inputs of 3 heads\n", out)
@@ -83,7 +83,7 @@ def test_rows_without_weight_are_left_out_and_said_to_be():
 
 
 def test_a_fit_that_is_named_twice_is_scored_once(logged):
-    twice = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,lines@1,alike", "--json")
+    twice = call("evaluate", "--logits", "held-out.npz", "lines", "lines@1", "alike", "--json")
     assert list(json.loads(twice.stdout)["rules"]) == ["baseline", "lines@1", "alike@1", "paper"]
 
 
@@ -95,7 +95,7 @@ def test_without_fits_the_paper_is_scored(logged):
 
 def test_rows_of_the_fit_itself_are_no_evidence(logged):
     publish_fits(logged, fingerprint=Arrays.read(logged / "held-out.npz").fingerprint)
-    done = call("evaluate", "--logits", "held-out.npz", "--fits", "lines")
+    done = call("evaluate", "--logits", "held-out.npz", "lines")
     (warned,) = (line for line in done.stderr.splitlines() if "warning" in line)
     assert "lines@2 " in warned
     assert "360 inputs" in done.stdout
@@ -104,7 +104,7 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("evaluate --fits lines", 1, "lines@1"),
+        ("evaluate lines", 1, "lines@1"),
         ("report lines --out r.html", 1, "--logits"),
         ("report lines --logits held-out.npz --out r.html --sets 9", 2, "--sets"),
     ],

@@ -139,7 +139,7 @@ def test_a_fit_to_the_collection_is_evaluated_on_its_test_split(here):
     source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
     for name, of in (("head", {}), ("own", source)):
         save_to_store(constant(3.0, layer=0, head=0, name=name, source=of), Path("fits"))
-    record = scored("runs/p", "--fits", "head")
+    record = scored("runs/p", "head")
     assert list(record["rules"]) == ["baseline", "head@1", "paper"]
     assert record["all"]["items"] == 80
     gain = record["all"]["rules"]["head@1"]["log_p"]
@@ -147,7 +147,7 @@ def test_a_fit_to_the_collection_is_evaluated_on_its_test_split(here):
     assert record["verdicts"]["head@1"]["outcome"] == "gain"
     baseline = record["all"]["rules"]["baseline"]["log_p"]["mean"]
     assert baseline == pytest.approx(collection.scores.log_p.mean())
-    on_test = scored("runs/p", "--fits", "own,head")
+    on_test = scored("runs/p", "own", "head")
     in_test = assign_splits(collection.set) == TEST
     assert on_test["all"]["items"] == in_test.sum() < 30
     assert on_test["scored"].startswith(f"{in_test.sum()} of the 80 examples of runs/p")
@@ -163,7 +163,7 @@ def test_text_alone_is_measured_by_domain(model, here):
     options = ("--retention-text", "texts", "--lengths", "32", "--examples", "4", "--out", "text")
     call("model", "collect", "--model", model, *options)
     save_to_store(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
-    parts = scored("text", "--fits", "head")["strata"]
+    parts = scored("text", "head")["strata"]
     assert [part["template"] for part in parts] == ["licences", "poems"]
     assert all(part["rules"]["head@1"]["kl"]["mean"] > 0 for part in parts)
 
@@ -181,7 +181,7 @@ def test_the_same_command_prints_the_same_and_computes_nothing(model, here):
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     collected(model, templates=("list",), lengths=(64,), count=2)
-    result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@1")
+    result = call("model", "evaluate", "runs/a", "max-retrieval@1")
     assert "warning: max-retrieval@1 " in result.stderr
 
 
@@ -205,7 +205,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     record = json.loads(call("report", "own", "--out", "p.html", "--json").stdout)
     text = Path("p.html").read_text()
     page = " ".join(Text(text).words)
-    scores = scored("runs/a", "--fits", "own")
+    scores = scored("runs/a", "own")
     assert record["verdict"] == reported.verdict
     assert record["verdict"] in page
     n = sum(stratum["items"] for stratum in scores["strata"])
@@ -257,9 +257,9 @@ def test_each_kind_of_collection_has_its_own_command(model, here):
     ("arguments", "value"),
     [
         (("nowhere",), "nowhere is not a collection"),
-        (("runs/a", "--fits", "nothing"), "'nothing'"),
-        (("runs/a", "--fits", "deep"), "layers [7]"),
-        (("runs/a", "--fits", "own"), "test split of own@1"),
+        (("runs/a", "nothing"), "'nothing'"),
+        (("runs/a", "deep"), "layers [7]"),
+        (("runs/a", "own"), "test split of own@1"),
     ],
 )
 def test_absent_and_unsuitable_fits_and_collections_are_refused(model, here, arguments, value):

@@ -314,14 +314,14 @@ def test_heads_are_listed_by_falling_gain_twenty_at_most(here):
 def test_evaluate_prints_tables_or_json(here):
     words = ["evaluate", "max-retrieval@1", "--head", "max-retrieval-1", "--sizes", "16,64"]
     words += ["--sets", "256"]
-    done = call(*words, "--fits", "paper")
+    done = call(*words, "paper")
     compared = done.stdout.split("Rules on 512 new inputs of max-retrieval-1")[1]
     assert compared.count("paper@1  ") == 1
     assert "published polynomial  " not in compared  # scored once
     assert "warning: max-retrieval@1 " in done.stderr
     assert "…" not in done.stdout  # no cell is cut
     assert re.search(r"log n / log 16 +log-n scaling", done.stdout)
-    record = json.loads(call(*words, "--fits", "paper", "--json").stdout)
+    record = json.loads(call(*words, "paper", "--json").stdout)
     assert record["of"]["name"] == "max-retrieval-1"
     assert list(record["rules"]) == [
         "baseline", "max-retrieval@1", "paper@1", "log-n", "hard",

@@ -60,7 +60,7 @@ def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
         call("model", "collect", "--model", "../tiny", *examples, "--out", "run", *options)
         fit = ("--name", "mine", "--kind", "constant", "--steps", 10)
         call("model", "fit", "run", *fit, "--store", "fits", *options)
-        printed = call("model", "evaluate", "run", "--fits", "fits/mine/1.json", "--json", *options)
+        printed = call("model", "evaluate", "run", "fits/mine/1.json", "--json", *options)
         results.append((printed.stdout, bytes_in("run"), fit_of("fits/mine/1.json")))
     assert any(".passes" in path.parts for path in results[0][1])
     (printed, files, fit), (printed_again, others, other) = results

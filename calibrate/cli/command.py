@@ -80,16 +80,12 @@ def option_of(options: Collection[str], name: str) -> str:
 
 
 def with_options(error: CalibrateError, options: Collection[str]) -> str:
-    """The message of an error, with the options of a command in place of its parameters.
+    """The message of an error, with the options of a command in place of its parameters."""
 
-    An alternative at the end, ", or NAME=True", is left out if the command has no such option.
-    """
-    text = str(error)
-    for name in error.parameters:
+    def as_written(match: re.Match[str]) -> str:
+        name, value = match.groups()
         option = option_of(options, name)
-        if option not in options:
-            text = re.sub(rf",? or {name}=[\w.+-]*$", "", text)
-        text = re.sub(rf"\b{name}=True\b", option, text)
-        text = re.sub(rf'\b{name}="?([\w.+-]*\w)"?', rf"{option} \1", text)
-        text = re.sub(rf"\b{name}=", option, text)
-    return text
+        return f"{option} {value}" if value not in ("", "True") else option
+
+    names = "|".join(error.parameters) or "(?!)"  # matches nothing
+    return re.sub(rf'\b({names})="?([\w.+-]*\w|)"?', as_written, str(error))

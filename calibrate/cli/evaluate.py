@@ -1,8 +1,6 @@
 """`calibrate evaluate`: score a head, or logits on disk, under fits and baselines."""
 
-from typing import Annotated
-
-from typer import Argument, Context
+from typer import Context
 
 from calibrate.cli.options import (
     SCORED_SETS,
@@ -27,13 +25,10 @@ from calibrate.report.terminal import show
 
 def evaluate_command(
     ctx: Context,
-    references: Annotated[
-        list[str] | None, Argument(metavar="REFERENCE", help="Fits to score.")
-    ] = None,
+    fits: FitsToScore = None,
     *,
     head: HeadName = None,
     logits: LogitsPath = None,
-    fits: FitsToScore = "",
     sizes: Sizes = SIZES,
     sets: ScoredSets = SCORED_SETS,
     seed: Seed = 0,
@@ -45,8 +40,7 @@ def evaluate_command(
     """Score a head or logits under fits and baselines.
 
     Fits are ranked by their NLL beside softmax, the paper's published polynomial, log-n scaling and
-    argmax, and one of them is recommended. Give --logits that no fit was fitted to; each head in
-    them is scored under its own rule.
+    argmax. Give --logits that no fit was fitted to; each head in them is scored under its own rule.
 
     Example: calibrate evaluate mine paper --logits held-out.npz
     """
@@ -55,7 +49,7 @@ def evaluate_command(
     from calibrate.cli import loading, row_scoring
     from calibrate.evidence.baselines import fixed_rules, without_equals
 
-    loaded = loading.load_fits(",".join([*(references or []), fits]), store)
+    loaded = loading.load_fits(fits or [], store)
     if logits is not None:
         show(row_scoring.score_fits_on_logits(loading.open_logits(logits), loaded), as_json)
         return

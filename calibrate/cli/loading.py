@@ -2,6 +2,7 @@
 
 import contextlib
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,14 +67,14 @@ def open_logits(path: Path) -> "Arrays":
     return Arrays.read(path)
 
 
-def load_fits(references: str, store: Path | None) -> dict[str, Fit]:
-    """Loads the fits of "REF,...", by NAME@VERSION; the names of baselines have no @.
+def load_fits(references: Iterable[str], store: Path | None) -> dict[str, Fit]:
+    """Loads fits, by NAME@VERSION; the names of baselines have no @.
 
     Raises:
       CoefficientsError: a fit does not exist, or two files have the same name and version.
     """
     fits: dict[str, Fit] = {}
-    for reference in filter(None, map(str.strip, references.split(","))):
+    for reference in references:
         fit = load_fit(reference, store)
         if fits.setdefault(fit.reference, fit).place != fit.place:
             raise CoefficientsError(f"two fits are {fit.reference}; score them one by one")

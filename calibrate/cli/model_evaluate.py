@@ -20,9 +20,9 @@ from calibrate.report.terminal import show
 
 def model_evaluate_command(
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
+    fits: FitsToScore = None,
     *,
     model: ModelFolderPath = None,
-    fits: FitsToScore = "",
     device: Device = "cpu",
     jobs: Processes = 1,
     dask: Dask = None,
@@ -35,11 +35,11 @@ def model_evaluate_command(
     the baseline and the paper's published polynomial. A fit to this collection is evaluated on its
     test split. The same command continues an interrupted evaluation.
 
-    Example: calibrate model evaluate runs/Qwen3 --fits mine
+    Example: calibrate model evaluate runs/Qwen3 mine
     """
     from calibrate.cli.loading import load_fits, open_model_run
 
-    loaded = load_fits(fits, store)
+    loaded = load_fits(fits or [], store)
     job, collection = open_model_run(run, model, device)
     from calibrate.cli.model_scoring import score_rules_on_answers
     from calibrate.evidence.baselines import paper

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from typer import BadParameter, Context, Option
+from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.command import given
 from calibrate.defaults import (
@@ -95,7 +95,10 @@ ModelFolderPath = Annotated[
     Path | None, Option(callback=require_folder, help=f"{MODEL_HELP} [default: the collection's]")
 ]
 RequiredModelFolder = Annotated[Path, Option(callback=require_folder, help=f"{MODEL_HELP}.")]
-FitsToScore = Annotated[str, Option(help="Fits to score, by commas: mine@2,paper.")]
+FitsToScore = Annotated[
+    list[str] | None,
+    Argument(metavar="FIT", help="Fits: NAME, NAME@3, a file, an address."),
+]
 ReadStore = Annotated[Path | None, Option(help="Store to search before all others.")]
 
 Overwrite = Annotated[

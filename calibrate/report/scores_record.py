@@ -11,7 +11,7 @@ import numpy as np
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, SUMMARY, Metric
-from calibrate.evidence.significance import best_rules, judge
+from calibrate.evidence.significance import judge
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.labels import LOG_N, explanation, label
 from calibrate.report.score_tables import (
@@ -51,8 +51,6 @@ class ScoresRecord:
         yield Facts([("scored", self.scored_items()), *self.explained_rules()])
         yield from self.tables()
         yield self.comparison()
-        if len(self.fits) > 1:
-            yield Text(f"\n{self.recommendation()}")
         for verdict in self.verdict_sentences().values():
             yield Text("\n" + "\n".join(verdict))
 
@@ -137,17 +135,6 @@ class ScoresRecord:
         """All rules on the items that decide, all sizes together."""
         own = self.fits[0] if len(self.fits) == 1 and self.fits[0] in self.rules else ""
         return comparison_table(self.judged, self.names, own, note)
-
-    def recommendation(self) -> str:
-        """Names the best of the fits that are significantly better, or the baseline."""
-        items = self.judged
-        useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
-        if not useful:
-            return "Recommendation: keep the baseline; no fit is significantly better."
-        best = items.best(useful)
-        level = [fit for fit in best_rules(items, useful) if fit != best]
-        beside = f"; as good: {', '.join(map(self.label, level))}" if level else ""
-        return f"Recommendation: {self.label(best)}{beside}."
 
     def verdict_sentences(self) -> dict[str, list[str]]:
         """The sentences of the verdict on each fit."""

@@ -111,7 +111,7 @@ def heads_table(counts: list[int], folder: Path) -> None:
         "fit": "run{0} --name of{0}",
         "fit --jobs 2": "run{0} --name by2of{0} --jobs 2",
         "diagnose": "run{0}",
-        "evaluate": "--logits {0} --fits of{0}",
+        "evaluate": "of{0} --logits {0}",
     }.items():
         show(name, [measure(folder, *f"{name} {words}".format(n).split()) for n in counts])
 
