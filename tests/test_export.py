@@ -1,7 +1,6 @@
 """Fits written into checkpoints: what stock Transformers makes of the exported folder."""
 
 import json
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -282,9 +281,6 @@ def test_the_card_of_an_exported_folder(here):
         f"its name on the Hub in place of `{source.resolve()}`,\nwherever that stands above."
         in (card.text)
     )
-    namespace = {}
-    exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], namespace)
-    assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
     (source / "README.md").write_text(SOURCE_CARD)
     call("export", "mine", "--model", "m", "--out", "again")
     again = ModelCard.load("again/README.md")

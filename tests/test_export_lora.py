@@ -167,15 +167,10 @@ def test_the_card(here):
     assert (data.base_model, data.library_name) == (base, "peft")
     assert (data.base_model_relation, data.pipeline_tag) == ("adapter", "text-generation")
     assert data.tags == ["lora", "calibrate", "attention-temperature"]
-    assert card.partition("Before you publish it")[0].count(base) == 4
-    for shown in (
-        "--max-lora-rank 32 --lora-modules out=out`",
-        "\n    Use it [now](x) | <b>",
-    ):  # fmt: skip
-        assert shown in card
-    namespace = {}
-    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], namespace)
-    assert_alike(under(fit, stock("m")), logits(namespace["merged"]), logits(stock("m")))
+    assert card.count(base) == 3
+    assert "\n    Use it [now](x) | <b>" in card
+    model = peft.PeftModel.from_pretrained(stock("m"), "out").merge_and_unload()
+    assert_alike(under(fit, stock("m")), logits(model), logits(stock("m")))
 
 
 def test_the_page_that_documents_it(here):
@@ -191,9 +186,7 @@ def test_a_model_in_the_hubs_cache_is_named_with_its_revision(here):
     call("export", "mine", "--model", cached, "--as", "lora", "--out", "out")
     config = peft.PeftConfig.from_pretrained("out")
     assert (config.base_model_name_or_path, config.revision) == ("some/tiny-llama", "0a1b")
-    card = Path("out/README.md").read_text()
-    assert 'from_pretrained("some/tiny-llama", revision="0a1b")' in card
-    assert "Before you publish it" not in card
+    assert "Before you publish it" not in Path("out/README.md").read_text()
 
 
 def test_what_the_command_refuses(here, monkeypatch):

@@ -1,6 +1,8 @@
-"""The model card of an exported folder or LoRA, which the Hub reads and shows."""
+"""The model card of an exported folder or LoRA, which the Hub reads and shows.
 
-import json
+The Hub makes the code that loads it from `library_name` and `base_model`.
+"""
+
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -11,35 +13,6 @@ if TYPE_CHECKING:
     from calibrate.export.folder import Export
 
 _COPIED_FIELDS = ("license", "license_name", "license_link", "language")
-_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_LORA_TEXT = """\
-This LoRA scales the logits of attention heads of `{{ base }}`.
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained({{ load }})
-model = PeftModel.from_pretrained(model, {{ quoted_name }})
-merged = model.merge_and_unload()  # if you like: plain weights, for any engine
-```
-
-Servers swap it while they run, for example `vllm serve {{ base }} --enable-lora \
---max-lora-rank {{ max_rank }} --lora-modules {{ name }}={{ name }}`. Check that the LoRA is what \
-its fit asks for, of that very model: `{{ check }}`.
-"""
-_FOLDER_TEXT = """\
-This copy of `{{ base }}` scales the logits of its attention heads.
-
-```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained({{ quoted_name }})
-```
-
-Engines load it as they load any model. Check that it is as it was written, and that a server
-applies the fit: `{{ check }}`.
-"""
 _CARD = """\
 ---
 {{ card_data }}
@@ -47,13 +20,14 @@ _CARD = """\
 
 # Calibrated attention temperatures
 
-A head with logits z attends by softmax(beta z) instead of softmax(z). `calibrate` fitted beta.
-TEXT
+A head with logits z attends by softmax(beta z) instead of softmax(z). `calibrate` fitted beta to \
+`{{ base }}`.
 {% if not revision %}
 Before you publish it: the model was in a folder, so write its name on the Hub in place of \
 `{{ base }}`,
 wherever that stands {{ places }}.
 {% endif %}
+`{{ check }}` compares it with its fit.
 `calibrate fits show ./{{ fit_file }}` prints the fit with its evidence; in short:
 
 {{ summary }}
@@ -67,8 +41,6 @@ def folder_card(export: "Export", name: str) -> str:
     return _render_card(
         export,
         {"library_name": "transformers", "base_model_relation": "finetune"},
-        _FOLDER_TEXT,
-        name=name,
         fit_file=FIT_FILE,
         places="above",
         check=command("export", check=name, engine="URL"),
@@ -77,36 +49,20 @@ def folder_card(export: "Export", name: str) -> str:
 
 def lora_card(export: "Export", name: str) -> str:
     """Returns the card of a LoRA in a folder of that name, in Markdown."""
-    from calibrate.export.lora import ADAPTER_CONFIG, lora_rank, name_base_model, output_factors
+    from calibrate.export.lora import ADAPTER_CONFIG
     from calibrate.store.coefficient_file import ADAPTER_FIT
 
-    base, revision = name_base_model(export.folder.path)
-    pin = f", revision={json.dumps(revision)}" if revision else ""
-    rank = lora_rank(output_factors(export.folder.config, export.queries, export.plan))
     return _render_card(
         export,
         {"library_name": "peft", "base_model_relation": "adapter", "tags": ["lora"]},
-        _LORA_TEXT,
-        name=name,
         fit_file=ADAPTER_FIT,
         places=f"above and in `{ADAPTER_CONFIG}`",
-        load=json.dumps(base) + pin,
-        max_rank=next((x for x in _VLLM_RANKS if x >= rank), rank),
         check=command("export", check=name, model="FOLDER"),
     )
 
 
-def _render_card(
-    export: "Export", metadata: dict[str, Any], text: str, name: str, **fields: Any
-) -> str:
-    """Returns a card: its metadata, what the export changes, and a summary of the fit.
-
-    Args:
-      metadata: fields of the Hub that depend on the format.
-      text: template of the part that depends on the format.
-      name: of the exported folder.
-      fields: other fields of the template.
-    """
+def _render_card(export: "Export", metadata: dict[str, Any], **fields: str) -> str:
+    """Returns a card, given metadata and fields of the template that depend on the format."""
     from huggingface_hub import ModelCard, ModelCardData
 
     from calibrate.export.lora import name_base_model
@@ -122,9 +78,7 @@ def _render_card(
     )
     card = ModelCard.from_template(
         card_data,
-        template_str=_CARD.replace("TEXT\n", text),
-        name=name,
-        quoted_name=json.dumps(name),
+        template_str=_CARD,
         base=base,
         revision=revision,
         summary=indent(printable(str(export.fit), "\n"), "    "),
