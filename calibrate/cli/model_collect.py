@@ -1,7 +1,7 @@
 """`calibrate model collect`: examples of a model, with their right answers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import BadParameter, Option
 
@@ -19,9 +19,6 @@ from calibrate.cli.options import (
 from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import Steps, show, stderr
-
-if TYPE_CHECKING:
-    from calibrate.prompts.make_examples import ExampleSpec
 
 MAX_EXAMPLES = 100_000
 
@@ -89,12 +86,16 @@ def model_collect_command(
     Example: calibrate model collect --model Qwen3 --task retrieval
     """
     from calibrate.cli.loading import require_transformers
+    from calibrate.prompts.make_examples import ExampleSpec
 
     if not (prompts or task or retention_text):
         raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --retention-text FILE")
     if retention_text and no_retention_text:
         raise BadParameter("--no-retention-text cannot be used with --retention-text")
-    spec = _example_spec(prompts, task, retention_text, no_retention_text, lengths, examples, seed)
+    sizes, built_in = tuple(parse_sizes(lengths)), not (no_retention_text or retention_text)
+    spec = ExampleSpec(
+        prompts, _templates_of(task), retention_text, sizes, examples, seed, built_in_text=built_in
+    )
     _ = spec.lines  # read now, so that an error in the file is found before a model is loaded
     require_transformers(device)
     from calibrate.model.acceptance import too_few_answers
@@ -117,28 +118,11 @@ def model_collect_command(
     show(examples_result(collection), as_json)
 
 
-def _example_spec(
-    prompts: Path | None,
-    task: str | None,
-    retention_text: Path | None,
-    no_retention_text: bool,
-    lengths: str,
-    examples: int,
-    seed: int,
-) -> "ExampleSpec":
-    """The examples that the options ask for."""
-    from calibrate.prompts.make_examples import ExampleSpec, parse_task
+def _templates_of(task: str | None) -> tuple[str, ...]:
+    """The prompt templates that --task names."""
+    from calibrate.prompts.make_examples import parse_task
 
     try:
-        templates = () if task is None else parse_task(task)
+        return () if task is None else parse_task(task)
     except ValueError as failure:
         raise BadParameter(str(failure)) from None
-    return ExampleSpec(
-        prompts,
-        templates,
-        retention_text,
-        tuple(parse_sizes(lengths)),
-        examples,
-        seed,
-        built_in_text=not (no_retention_text or retention_text),
-    )

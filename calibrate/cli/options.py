@@ -68,6 +68,14 @@ def check_source(ctx: Context) -> None:
         raise BadParameter("--head, --sizes and --sets cannot be used with --logits")
 
 
+def check_file(path: Path | None, *suffixes: str) -> Path | None:
+    """Checks the path of a file to write: its suffix, and that its folder exists."""
+    if path is not None and (path.suffix not in suffixes or not path.parent.is_dir()):
+        kinds = " or ".join(suffixes)
+        raise BadParameter(f"{str(path)!r} is not a {kinds} file in an existing folder")
+    return path
+
+
 def check_fit_name(name: str | None) -> str | None:
     """Checks the name of a fit, before loading its data, which may take long."""
     from calibrate.store.references import check_name

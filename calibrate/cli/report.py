@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Context, Option
+from typer import Argument, Context, Option
 
 from calibrate.cli.options import (
     RUN_SETS,
@@ -17,6 +17,7 @@ from calibrate.cli.options import (
     ReadStore,
     ScoredSets,
     Seed,
+    check_file,
     check_source,
     parse_sizes,
 )
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from calibrate.store.fit import Fit
 
 
-def check_page(path: Path) -> Path:
-    """Checks the path of a page: an .html file in a folder that exists."""
-    if path.suffix != ".html" or not path.parent.is_dir():
-        raise BadParameter(f"{str(path)!r} is not an .html file in an existing folder")
-    return path
-
-
 def report_command(
     ctx: Context,
     fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")],
@@ -46,7 +40,10 @@ def report_command(
     run: Annotated[
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")
     ] = None,
-    out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")],
+    out: Annotated[
+        Path,
+        Option(callback=lambda path: check_file(path, ".html"), help="File of the page, .html."),
+    ],
     sizes: Annotated[
         str | None, Option(help="Sizes n of the new inputs [default: those of the fit]")
     ] = None,

@@ -3,25 +3,22 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
-from calibrate.cli.options import AsJson, Dask, Processes
+from calibrate.cli.options import AsJson, Dask, Processes, check_file
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show, stderr
-
-
-def check_table(path: Path | None) -> Path | None:
-    """Checks the path of a table: a .csv or .npz file in a folder that exists."""
-    if path is not None and (path.suffix not in (".csv", ".npz") or not path.parent.is_dir()):
-        raise BadParameter(f"{str(path)!r} is not a .csv or .npz file in an existing folder")
-    return path
 
 
 def solve_command(
     run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
     out: Annotated[
-        Path | None, Option(callback=check_table, help="Table to write, .csv or .npz.")
+        Path | None,
+        Option(
+            callback=lambda path: check_file(path, ".csv", ".npz"),
+            help="Table to write, .csv or .npz.",
+        ),
     ] = None,
     jobs: Processes = 1,
     dask: Dask = None,

@@ -1,5 +1,6 @@
 """A fit as the result of a command or as its file has it, and the Python code that uses it."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -187,24 +188,15 @@ def load_line(fit: Fit) -> str:
 
     An address; else NAME@VERSION, if this folder finds the file by it; else a path.
     """
-    place = fit.address or (fit.reference if _is_found(fit) else _typed_path(fit))
+    place = fit.address
+    if place is None:
+        assert fit.path is not None
+        relative = os.path.relpath(fit.path)
+        place = os.path.abspath(fit.path) if relative.startswith(os.pardir) else relative
+        with contextlib.suppress(CoefficientsError):
+            if os.path.realpath(find(fit.reference)) == os.path.realpath(fit.path):
+                place = fit.reference
     return f"calibrate.load({json.dumps(place, ensure_ascii=False)})"
-
-
-def _is_found(fit: Fit) -> bool:
-    """True if the reference of a fit leads to its own file."""
-    assert fit.path is not None
-    try:
-        return os.path.realpath(find(fit.reference)) == os.path.realpath(fit.path)
-    except CoefficientsError:
-        return False
-
-
-def _typed_path(fit: Fit) -> str:
-    """The path of a fit: relative to the working folder, unless it lies outside."""
-    assert fit.path is not None
-    relative = os.path.relpath(fit.path)
-    return os.path.abspath(fit.path) if relative.startswith(os.pardir) else relative
 
 
 def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | None) -> Result:
@@ -228,7 +220,7 @@ def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | No
         folder = shlex.quote(str(record.collection.folder))
         line = f"calibrate fit {folder} --kind {CONSTANT} --name {fit.name}-{CONSTANT}"
         facts.append(("the constant", line))
-    facts += [("load", f"fit = {load_line(fit)}"), report_fact(page)]
+    facts += [("load", f"fit = {load_line(fit)}"), ("report", str(page or "not written"))]
     shown.append(Facts(facts))
     data: dict[str, Any] = {"verdict": fit.verdict, "report": page}
     if scores is not None:
@@ -240,10 +232,5 @@ def report_result(fit: Fit, scores: "ScoresRecord | None", page: Path) -> Result
     """The verdicts of a fit, in its file and on its new scores, and the path of the page."""
     texts = [] if scores is None else [" ".join(x) for x in scores.verdict_sentences().values()]
     shown: list[Block] = [Text(text) for text in filter(None, [fit.verdict, *texts])]
-    shown.append(Facts([report_fact(page)]))
+    shown.append(Facts([("report", str(page))]))
     return Result(shown, {"verdict": fit.verdict, "scores": texts, "report": page})
-
-
-def report_fact(page: Path | None) -> tuple[str, str]:
-    """The path of the report."""
-    return "report", str(page or "not written")
