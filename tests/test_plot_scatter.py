@@ -152,7 +152,7 @@ def test_the_page_draws_the_inputs_and_a_rule_of_every_kind(solved, monkeypatch,
     monkeypatch.setattr(
         FigureCanvasAgg, "print_png", lambda canvas, *_, **__: figures.append(canvas.figure)
     )
-    _, text, section = temperatures_section(fit, [SolvedHead(solved, 2.0)])
+    _, text, section = temperatures_section(fit, SolvedHead(solved, 2.0))
     assert ("mean over inputs" in text.text) == (fit in (BY_SIZE, BY_BOTH))
     assert len(section.pictures) == len(figures) == (1 if fit == ONE else 2)
     names = labels(figures[0].axes[0])

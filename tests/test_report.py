@@ -61,7 +61,7 @@ def scores(fit):
 @pytest.fixture(scope="module")
 def page(fit, scores, solved, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_fit_page(path, fit, scores, [solved])
+    write_fit_page(path, fit, scores, solved)
     return path
 
 
@@ -70,7 +70,7 @@ def read(path):
     return Text(Path(path).read_text(encoding="utf-8"))
 
 
-def page_of(fit, scores=None, solved=()):
+def page_of(fit, scores=None, solved=None):
     """The page on a fit, in ./r.html."""
     write_fit_page(Path("r.html"), replace(fit, path=Path("f.json")), scores, solved)
     return read("r.html")
@@ -159,7 +159,7 @@ def test_a_constant_that_the_verdict_names_comes_before_the_fit(fit, solved, adv
     verdict = f"It gains.\nUse another kind: {advice}.\nNo more."
     path = Path("r.html")
     evidence = {"verdict": verdict, "advised_kind": advice}
-    write_fit_page(path, replace(fit, evidence=evidence), None, [solved])
+    write_fit_page(path, replace(fit, evidence=evidence), None, solved)
     page = path.read_text(encoding="utf-8")
     assert ("<code>query = 2.4 * query</code>" in page) == (advice == "constant")
     assert page.count("<p>", page.index('class="verdict"'), page.index("<nav")) == 3
@@ -196,9 +196,9 @@ def test_a_fit_without_evidence_has_a_page(constant):
 
 @pytest.mark.slow
 def test_the_same_fit_gives_the_same_page(fit, scores, solved):
-    page_of(fit, scores, [solved])
+    page_of(fit, scores, solved)
     first = Path("r.html").read_bytes()
-    page_of(fit, scores, [solved])
+    page_of(fit, scores, solved)
     assert Path("r.html").read_bytes() == first
 
 

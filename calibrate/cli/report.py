@@ -74,7 +74,7 @@ def report_command(
     loaded = load(fit, store)
     run = run or loading.collection_of(loaded)
     check_writable(out)
-    solved = []
+    solved = None
     if run is not None and not loaded.of_whole_model:
         solved = row_scoring.open_inputs_of(loaded, run)
     if logits is not None:

@@ -20,8 +20,6 @@ from calibrate.rows.score import score_head, score_logits
 from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
 
-PICTURED_HEADS = 4  # whose optimal temperatures a page shows
-
 
 def score_rules_on_head(
     head: Head,
@@ -44,7 +42,7 @@ def score_fits_on_logits(arrays: Arrays, fits: Mapping[str, Fit]) -> ScoresRecor
 
 
 def score_fit_of_head(
-    head: Head, draws: Draws, fit: Fit, solved: Sequence[SolvedHead]
+    head: Head, draws: Draws, fit: Fit, solved: SolvedHead | None
 ) -> ScoresRecord:
     """Scores the fit of a head on new inputs, beside the baselines that people compare it with.
 
@@ -52,9 +50,9 @@ def score_fit_of_head(
       head: the head of the fit.
       draws: other inputs than those of the fit.
       fit: with one entry.
-      solved: the inputs of the fit, which have the best constant; empty if they are unknown.
+      solved: the inputs of the fit, which have the best constant; None if they are unknown.
     """
-    constant = solved[0].constant if solved else None
+    constant = solved.constant if solved else None
     return score_rules_on_head(head, draws, baselines_beside(fit, constant), [fit.reference])
 
 
@@ -70,7 +68,7 @@ def score_and_report(record: FitRecord, head: Head | None, draws: Draws) -> Resu
     fit, collection = record.fit, record.collection
     assert fit.path is not None
     assert collection is not None
-    solved = solve_inputs_of(fit, collection, record.rows)
+    solved = solve_inputs_of(collection, record.rows)
     scores = None if head is None else score_fit_of_head(head, draws, fit, solved)
     page = fit.path.with_suffix(".html")
     stderr.print(f"writing the report {page}")
@@ -82,8 +80,8 @@ def score_and_report(record: FitRecord, head: Head | None, draws: Draws) -> Resu
     return run_result(record, scores, page)
 
 
-def open_inputs_of(fit: Fit, run: Path) -> list[SolvedHead]:
-    """The solved inputs of a fit, from the folder of its collection.
+def open_inputs_of(fit: Fit, run: Path) -> SolvedHead | None:
+    """The solved inputs of a fit of one head, from the folder of its collection.
 
     Raises:
       CalibrateError: the fit was fitted to another collection.
@@ -91,45 +89,22 @@ def open_inputs_of(fit: Fit, run: Path) -> list[SolvedHead]:
     collection = open_collection(run, RowCollection)
     if collection.digest != fit.source.get("collection"):
         raise CalibrateError(f"{fit.reference} was not fitted to {run}; give its own collection")
-    return solve_inputs_of(fit, collection)
+    return solve_inputs_of(collection)
 
 
 def solve_inputs_of(
-    fit: Fit,
-    collection: RowCollection,
-    rows: SolvedInputs | None = None,
-    most: int = PICTURED_HEADS,
-) -> list[SolvedHead]:
-    """The solved inputs of a fit of one head; of several, of those with the largest gains.
-
-    Heads without misranked inputs are left out.
+    collection: RowCollection, rows: SolvedInputs | None = None
+) -> SolvedHead | None:
+    """The solved inputs of a head, with their best constant; None for inputs of several heads.
 
     Args:
-      fit: whose file has the held-out gain of each head.
       collection: of the inputs.
-      rows: the solved inputs of one head, if they are known.
-      most: of several heads.
+      rows: the solved inputs, if they are known.
     """
-    if not collection.heads:
-        rows = solve_collection(collection) if rows is None else rows
-        return [SolvedHead(rows, best_constant(rows))]
-    gains = {
-        (record.get("layer"), record.get("head")): record["gain"]
-        for record in fit.evidence.get("heads", [])
-        if "gain" in record and fit.entry_of(record.get("layer"), record.get("head"))
-    }
-    best = sorted(gains, key=lambda head: -gains[head])[:most]
-    if not best:
-        return []
-    # SolvedInputs have -1 for an unknown layer or head.
-    numbers = [(-1 if i is None else i, -1 if j is None else j) for i, j in best]
-    rows = solve_collection(collection, heads=numbers)
-    parts = [rows.take(rows.is_of(*number)) for number in numbers]
-    return [
-        SolvedHead(part, best_constant(part), *head, gains[head])
-        for head, part in zip(best, parts, strict=True)
-        if part.has_finite_optimum().any()
-    ]
+    if collection.heads:
+        return None
+    rows = solve_collection(collection) if rows is None else rows
+    return SolvedHead(rows, best_constant(rows))
 
 
 def best_constant(rows: SolvedInputs) -> float | None:

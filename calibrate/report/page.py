@@ -31,7 +31,6 @@ from calibrate.report.rule_text import rule_facts
 from calibrate.report.score_tables import ECE, NEW_INPUTS_NOTE
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.sentences import finding
-from calibrate.rows.rows import head_label
 from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
@@ -48,22 +47,11 @@ SYMBOLS = {
 TEMPERATURES = "Optimal temperatures"
 
 
-@dataclass(frozen=True, eq=False)
-class SolvedHead:
-    """The solved inputs of one head.
-
-    Attributes:
-      rows: the inputs that its rule was fitted to.
-      constant: the beta of highest likelihood for them; None if it is unknown.
-      layer, head: numbers of a head in a fit of several; None if unknown.
-      gain: held-out log-likelihood that its rule gains, nats, in a fit of several heads.
-    """
+class SolvedHead(NamedTuple):
+    """The solved inputs of the only head of a fit."""
 
     rows: SolvedInputs
-    constant: float | None = None
-    layer: int | None = None
-    head: int | None = None
-    gain: float | None = None
+    constant: float | None  # the beta of highest likelihood for them; None if it is unknown
 
 
 class Picture(NamedTuple):
@@ -100,7 +88,7 @@ PageBlock = Block | Figures | Tables | Folded
 
 
 def write_fit_page(
-    path: Path, fit: Fit, scores: ScoresRecord | None, solved: Sequence[SolvedHead] = ()
+    path: Path, fit: Fit, scores: ScoresRecord | None, solved: SolvedHead | None = None
 ) -> None:
     """Writes the page, whole or not at all. All text is escaped, as are control characters.
 
@@ -108,7 +96,7 @@ def write_fit_page(
       path: of the page.
       fit: the first of the fits that were scored.
       scores: preferably on items that it was not fitted to; None shows the scores in its file.
-      solved: the head, or the heads with the largest gains, for the scatter plots.
+      solved: the inputs of a fit of one head, for the scatter plot.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -134,30 +122,29 @@ def write_fit_page(
 
 
 def _page_blocks(
-    fit: Fit, scores: ScoresRecord | None, solved: Sequence[SolvedHead]
+    fit: Fit, scores: ScoresRecord | None, solved: SolvedHead | None
 ) -> list[PageBlock]:
     """The sections of the page on a fit, in reading order."""
-    only = None if fit.has_heads or not solved else solved[0]
     return [
         Heading(IN_YOUR_CODE),
-        *_constant_section(fit, only),
+        *_constant_section(fit, solved),
         usage(fit),
         Heading("Scores"),
         *(_scores_section(scores, fit) if scores else held_out_tables(fit)),
         *temperatures_section(fit, solved),
         Heading("The rule"),
-        *_rule_section(fit, is_drawn=only is not None),
+        *_rule_section(fit, is_drawn=solved is not None),
         *_kinds_section(fit),
-        *_inputs_section(fit, only),
+        *_inputs_section(fit, solved),
         Heading("Provenance"),
         Facts([*source_facts(fit), *_scored_facts(scores)]),
     ]
 
 
-def _constant_section(fit: Fit, only: SolvedHead | None) -> Iterable[Block]:
+def _constant_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block]:
     """The line of code of the constant that the verdict of a fit of one head names."""
-    if only and only.constant is not None and advises_constant(fit):
-        line = f"`query = {only.constant:.3g} * query`"
+    if solved and solved.constant is not None and advises_constant(fit):
+        line = f"`query = {solved.constant:.3g} * query`"
         yield Text(f"The constant needs no package: {line} before attention. The fit itself:")
 
 
@@ -198,11 +185,10 @@ def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
         yield draw_picture("ECE by size", caption, plots.plot_scores, items, ECE, own)
 
 
-def temperatures_section(fit: Fit, solved: Sequence[SolvedHead]) -> Iterable[Block | Figures]:
+def temperatures_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block | Figures]:
     """The optimal temperatures of misranked inputs, and the rules; nothing without inputs."""
-    if not solved:
+    if solved is None:
         return
-    rules = [_rule_of_head(fit, head) for head in solved]
     text = (
         "Each point is a misranked input: its entropy H, and the beta = 1/theta at which its "
         "target is most probable; those beyond the axis are at its edge. Rules are thin outside "
@@ -213,14 +199,15 @@ def temperatures_section(fit: Fit, solved: Sequence[SolvedHead]) -> Iterable[Blo
             " The rule is fitted to all inputs: those that are ranked right, whose targets gain "
             "from every larger beta, are not drawn."
         )
-    if any(map(depends_on_size, rules)):
+    if depends_on_size(fit):
         text += " A rule that depends on n is drawn as its mean over inputs of similar entropy."
-    pictures = [_picture_of_head(head, rule) for head, rule in zip(solved, rules, strict=True)]
-    if not fit.has_heads:
-        pictures += _rule_pictures(fit, size=TALL_FIGURE)
+    n = int(solved.rows.has_finite_optimum().sum())
+    caption = f"{min(n, MAX_POINTS):,} of {n:,} misranked inputs with a finite optimal beta."
+    drawn = solved.rows, fit, rules_beside(fit, solved.constant)
+    picture = draw_picture(TEMPERATURES, caption, plot_optimal_beta, *drawn, size=TALL_FIGURE)
     yield Heading(TEMPERATURES)
     yield Text(text)
-    yield Figures(pictures)
+    yield Figures([picture, *_rule_pictures(fit, size=TALL_FIGURE)])
 
 
 def rules_beside(fit: Fit, constant: float | None) -> dict[str, Fit]:
@@ -229,23 +216,6 @@ def rules_beside(fit: Fit, constant: float | None) -> dict[str, Fit]:
     if constant is not None and not fit.ignores_inputs:
         rules[CONSTANT] = one_constant(constant)
     return {name: rule for name, rule in rules.items() if rule != fit}
-
-
-def _rule_of_head(fit: Fit, head: SolvedHead) -> Fit:
-    """The entry of a head, as a fit of one entry."""
-    entry = fit.entry_of(head.layer, head.head)
-    assert entry is not None  # a head without a rule gains nothing
-    return replace(fit, entries=(replace(entry, layer=None, head=None),))
-
-
-def _picture_of_head(head: SolvedHead, rule: Fit) -> Picture:
-    """The misranked inputs of a head; its gain, if it is one of several."""
-    title = capitalised(head_label(head.layer, head.head)) or TEMPERATURES
-    gain = "" if head.gain is None else f"The rule gains {head.gain:.3f} nats. "
-    n = int(head.rows.has_finite_optimum().sum())
-    caption = f"{gain}{min(n, MAX_POINTS):,} of {n:,} misranked inputs with a finite optimal beta."
-    drawn = head.rows, rule, rules_beside(rule, head.constant)
-    return draw_picture(title, caption, plot_optimal_beta, *drawn, size=TALL_FIGURE)
 
 
 def _rule_section(fit: Fit, is_drawn: bool) -> Iterable[Block | Figures]:
@@ -279,9 +249,9 @@ def _kinds_section(fit: Fit) -> Iterable[Block]:
         yield from tables
 
 
-def _inputs_section(fit: Fit, only: SolvedHead | None) -> Iterable[Block]:
+def _inputs_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block]:
     """The inputs of the fit by class; nothing if the file does not have them."""
-    if facts := [*input_facts(fit), *(theta_facts(only.rows) if only else ())]:
+    if facts := [*input_facts(fit), *(theta_facts(solved.rows) if solved else ())]:
         yield Heading("Inputs")
         yield Facts(facts)
 
