@@ -20,9 +20,9 @@ def beta(fit, n):
 
 def test_fixed_rules():
     rules = fixed_rules()
-    assert list(rules) == ["baseline", "paper", "log-n", "hard"]
+    assert list(rules) == ["baseline", "paper", "log n / log 16", "hard"]
     assert beta(rules["baseline"], 999) == 1
-    assert [beta(rules["log-n"], n) for n in (4, 16, 256)] == pytest.approx([1, 1, 2])
+    assert [beta(rules["log n / log 16"], n) for n in (4, 16, 256)] == pytest.approx([1, 1, 2])
     assert beta(log_size_rule(64), 4096) == pytest.approx(2)
     assert beta(one_constant(0.3), 99) == pytest.approx(0.3)
     assert rules["paper"].only.coefficients == calibrate.load("paper").only.coefficients

@@ -193,8 +193,6 @@ def test_what_the_command_refuses(here, monkeypatch):
     published(save(Path("m"), causal_model(), tokenizer=False))
     refusal("export", "--check", "out", "--as", "lora", code=2)
     refusal(*COMMAND, "out.gguf", code=2)
-    call(*COMMAND[:4], "--out", "whole")
-    assert "whole " in refusal("export", "--check", "whole", "--model", "m")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
         refusal(*COMMAND, "out")

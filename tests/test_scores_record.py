@@ -142,7 +142,7 @@ def test_the_nll_decides_and_accuracy_is_shown():
     evidence = evidence_of_gains({"a": (0.2,) * 4, "b": (0.1,) * 4}, SETS)
     right = evidence.values[RIGHT].copy()
     right[1] = 0  # of "a"
-    evidence = evidence.with_only(evidence.rules, {**evidence.values, RIGHT: right})
+    evidence = replace(evidence, values={**evidence.values, RIGHT: right})
     record = ScoresRecord(evidence, ("a", "b"))
     assert [row[0] for row in record.comparison().rows] == ["a", "b", label("baseline")]
     titles = [table.title for table in record.tables()]

@@ -53,7 +53,7 @@ def test_too_few_items():
 
 
 def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
-    rules = {"own": 0.3, "constant": 0.3, "paper": 0.1, "polynomial": 0.3, "log-n": 0.4}
+    rules = {"own": 0.3, "constant": 0.3, "paper": 0.1, "polynomial": 0.3, "log n / log 16": 0.4}
     evidence = evidence_of_gains({name: (gain,) * 4 for name, gain in rules.items()})
     _, others = sentences(evidence, "own")
     better, level = others.removesuffix(".").split(". ")

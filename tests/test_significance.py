@@ -1,5 +1,7 @@
 """Verdicts as data: the outcome of rules on synthetic evidence, and where they gain and lose."""
 
+from dataclasses import replace
+
 import pytest
 from evidence_cases import BY_SIZE, CELLS, evidence_of_gains
 
@@ -65,6 +67,6 @@ def test_accuracy_never_decides():
     evidence = evidence_of_gains({"own": (0.3,) * 4}, SETS)
     right = evidence.values[RIGHT].copy()
     right[1] = 0
-    worse = evidence.with_only(evidence.rules, {**evidence.values, RIGHT: right})
+    worse = replace(evidence, values={**evidence.values, RIGHT: right})
     assert judge(worse, "own") == judge(evidence, "own")
     assert judge(worse, "own").outcome == GAIN

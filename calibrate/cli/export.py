@@ -169,7 +169,7 @@ def _read_back(
     from calibrate.report.export_record import engine_result, export_result
 
     stderr.print(f"reading {path}")
-    exported = _read_exported(path, model, bool(engine))
+    exported = _read_exported(path, model)
     if engine is None or exported.problems:
         return export_result(exported)
     from calibrate.export.engine_check import check_exported_engine
@@ -180,31 +180,23 @@ def _read_back(
     return engine_result(exported, check_exported_engine(exported, model, question))
 
 
-def _read_exported(path: Path, model: Path | None, has_engine: bool) -> "ExportContents":
+def _read_exported(path: Path, model: Path | None) -> "ExportContents":
     """Reads an exported file or folder, or a LoRA with its model."""
-    if path.suffix == ".onnx":
-        raise CalibrateError(f"{path}: an .onnx file has no check; run it beside the original")
-    is_file = path.suffix == ".gguf"
-    if is_file:
+    if path.suffix == ".gguf":
         _require_file(path, path.suffix)
-    else:
-        from calibrate.cli.loading import require_transformers
-
-        require_transformers()
-        require_folder(path)
-        from calibrate.export.lora import check_lora, is_lora
-        from calibrate.transformers.folders import ModelFolder
-
-        if is_lora(path):
-            if model is None:
-                raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
-            return check_lora(path, ModelFolder(model))
-    if model and not has_engine:
-        raise CalibrateError(f"{path} has weights of its own, and takes no --model; leave it out")
-    if is_file:
         from calibrate.export.gguf import check_gguf
 
         return check_gguf(path)
-    from calibrate.export.folder import check_folder
+    from calibrate.cli.loading import require_transformers
 
-    return check_folder(path)
+    require_transformers()
+    require_folder(path)
+    from calibrate.export.folder import check_folder
+    from calibrate.export.lora import check_lora, is_lora
+    from calibrate.transformers.folders import ModelFolder
+
+    if not is_lora(path):
+        return check_folder(path)
+    if model is None:
+        raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
+    return check_lora(path, ModelFolder(model))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.baselines import PAPER, log_size_rule, paper
+from calibrate.evidence.baselines import LOG_N, PAPER, log_size_rule, paper
 from calibrate.evidence.evidence import BASELINE, Scored
 from calibrate.evidence.metrics import ANSWERS
 from calibrate.model.collect_examples import Job
@@ -14,7 +14,6 @@ from calibrate.model.scoring import begin_passes, result_cache, score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.prompts.examples import ExampleCollection
-from calibrate.report.labels import LOG_N_OF_MODEL
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import Steps
 from calibrate.store.fit import Fit
@@ -27,7 +26,7 @@ def score_fit_of_model(
     n = fit.source.get("options", {}).get("trained_up_to") or 0
     baselines = {PAPER: paper()}
     if n > 1:
-        baselines[f"{LOG_N_OF_MODEL}{n}"] = log_size_rule(n)
+        baselines[f"{LOG_N}{n}"] = log_size_rule(n)
     fits = {fit.reference: fit}
     return score_rules_on_answers(job, collection, fits, baselines, jobs)
 

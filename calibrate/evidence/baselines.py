@@ -13,6 +13,7 @@ from calibrate.store.references import published_store
 
 TRAINED_SIZE = 16  # items: the largest inputs that the built-in heads were trained on
 PAPER = "paper"  # the name of the published polynomial
+LOG_N = "log n / log "  # and the largest trained size: the name of log-n scaling
 HARD = "hard"  # the name of hard attention, to the item with the highest logit
 ALMOST_INFINITE = 1e30
 
@@ -52,7 +53,7 @@ def fixed_rules() -> dict[str, Fit]:
     return {
         BASELINE: identity(),
         PAPER: paper(),
-        "log-n": log_size_rule(TRAINED_SIZE),
+        f"{LOG_N}{TRAINED_SIZE}": log_size_rule(TRAINED_SIZE),
         HARD: hard_attention(),
     }
 

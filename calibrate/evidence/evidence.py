@@ -190,11 +190,7 @@ class Evidence:
             metric: np.concatenate([scores, values[metric][None]])
             for metric, scores in self.values.items()
         }
-        return self.with_only((*self.rules, rule), more)
-
-    def with_only(self, rules: tuple[str, ...], values: Mapping[Metric, np.ndarray]) -> "Evidence":
-        """The same items under other rules, whose values are (rules, items) by metric."""
-        return replace(self, rules=rules, values=values)
+        return replace(self, rules=(*self.rules, rule), values=more)
 
     def _strata_are(self, what: str) -> np.ndarray:
         """(items,) bool: the stratum of each item is "protected" or "unseen"."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from calibrate.core.rule import CONSTANT
-from calibrate.evidence.baselines import HARD, PAPER, TRAINED_SIZE
+from calibrate.evidence.baselines import HARD, LOG_N, PAPER
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE, OWN
 from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
@@ -11,21 +11,16 @@ from calibrate.fitting.head_fit import PROCEDURE_LABELS, beta_text
 from calibrate.store.fit import Fit
 
 THIS_FIT = "this fit"  # the name of the fit of a page
-LOG_N = "log-n"  # log-n scaling for the built-in heads
-LOG_N_OF_MODEL = "log n / log "  # and for a model: its name ends with the length of its training
 LABELS = {  # kinds of rule have their own names
     BASELINE: "baseline",
     PAPER: "published polynomial",
     OWN: "fitted rule",
     **PROCEDURE_LABELS,
-    LOG_N: f"log n / log {TRAINED_SIZE}",
     HARD: "argmax",
 }
 EXPLANATIONS = {
     BASELINE: "softmax, beta = 1",
     PAPER: "the paper's, fitted to the authors' own head",
-    LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
-    f"for longer inputs, here for heads trained on up to {TRAINED_SIZE} items",
     HARD: "all weight on the item with the highest logit, so that its NLL is infinite",
     CONSTANT: "the beta of maximum likelihood for the collected inputs",
 }
@@ -38,8 +33,8 @@ def label(rule: str) -> str:
 
 def explanation(rule: str) -> str:
     """Explains a rule that is no fit of the user's; "" for others."""
-    if rule.startswith(LOG_N_OF_MODEL):
-        return f"log-n scaling, beta = {rule} (1 if n is smaller)"
+    if rule.startswith(LOG_N):
+        return f"log-n scaling for training on up to {rule.removeprefix(LOG_N)} items; beta >= 1"
     return EXPLANATIONS.get(rule, "")
 
 

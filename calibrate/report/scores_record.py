@@ -13,7 +13,7 @@ from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, SUMMARY, Metric
 from calibrate.evidence.significance import judge
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
-from calibrate.report.labels import LOG_N, explanation, label
+from calibrate.report.labels import explanation, label
 from calibrate.report.score_tables import (
     Parts,
     comparison_table,
@@ -25,7 +25,7 @@ from calibrate.report.score_tables import (
 )
 from calibrate.report.sentences import sentences
 
-FIRST_BASELINES = ("constant", PAPER, LOG_N, HARD)  # the order of rules that are no fits
+FIRST_BASELINES = ("constant", PAPER, HARD)  # the order of rules that are no fits
 JSON_NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from calibrate.core.rule import KINDS, VARIABLES
-from calibrate.evidence.baselines import PAPER
+from calibrate.evidence.baselines import LOG_N, PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.harm_limits import check_limits
@@ -14,8 +14,6 @@ from calibrate.evidence.metrics import CONFIDENCE, LOG_P, NATS, SUMMARY, Metric
 from calibrate.evidence.significance import LOSS, SAME, TOO_FEW, Verdict, is_worse, judge
 from calibrate.report.fit_tables import gain_of
 from calibrate.report.labels import (
-    LOG_N,
-    LOG_N_OF_MODEL,
     capitalised,
     change_text,
     enumeration,
@@ -27,7 +25,7 @@ from calibrate.report.labels import (
 from calibrate.store.fit import Fit
 
 # Rules that are simpler than a fit: one of them that does as well is named.
-SIMPLER = {*(kind for kind in KINDS if "H" not in VARIABLES[kind]), LOG_N, PAPER}
+SIMPLER = {*(kind for kind in KINDS if "H" not in VARIABLES[kind]), PAPER}
 
 
 def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
@@ -102,7 +100,7 @@ def _on_other_rules(evidence: Evidence, rule: str) -> str:
     others = [x for x in items.rules if x not in (rule, BASELINE)]
     gains = {x: items.gain(x, LOG_P, rule).mean for x in others if is_worse(items, rule, x)}
     better = [f"{label(x)} ({gains[x]:+.3f} nats)" for x in sorted(gains, key=lambda x: -gains[x])]
-    simpler = [x for x in others if x in SIMPLER or x.startswith(LOG_N_OF_MODEL)]
+    simpler = [x for x in others if x in SIMPLER or x.startswith(LOG_N)]
     level = [label(x) for x in simpler if x not in gains and not is_worse(items, x, rule)]
     texts = [f"Significantly better: {enumeration(better)}."] if better else []
     texts += [f"Simpler, and as good: {enumeration(level)}."] if level else []
