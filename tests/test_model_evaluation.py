@@ -172,7 +172,7 @@ def test_the_same_command_prints_the_same_and_computes_nothing(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
     out = call("model", "evaluate", "runs/a").stdout
-    for words in ("all 24 examples of runs/a", "Exact match, %", "NLL of the answer", "\n text "):
+    for words in ("all 24 examples of runs/a", "Exact match, %", "NLL, nats", "\n text "):
         assert words in out
     passes = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
     assert call("model", "evaluate", "runs/a").stdout == out

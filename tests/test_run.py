@@ -168,7 +168,7 @@ def test_a_head_without_correct_is_scored_by_its_nll(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     words = "--head unscored_head:Head --sizes 16 --sets 256 --kind constant"
     out = call("run", *words.split()).stdout
-    assert "NLL of the target, nats" in out
+    assert "NLL, nats, by n" in out
     assert "Accuracy" not in out
 
 

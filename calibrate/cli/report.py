@@ -26,7 +26,6 @@ from calibrate.errors import CalibrateError
 from calibrate.report.terminal import show, stderr
 
 if TYPE_CHECKING:
-    from calibrate.report.scores_record import ScoresRecord
     from calibrate.store.fit import Fit
 
 
@@ -81,7 +80,12 @@ def report_command(
         arrays = loading.open_logits(logits)
         scores = row_scoring.score_fits_on_logits(arrays, {loaded.reference: loaded})
     elif loaded.of_whole_model:
-        scores = _score_answers(loaded, run, model, device)
+        if run is None:
+            raise CalibrateError(f"{loaded.reference} has no collection in ./runs; give --run")
+        job, collection = loading.open_model_run(run, model, device)
+        from calibrate.cli.model_scoring import score_fit_of_model
+
+        scores = score_fit_of_model(loaded, job, collection)
     else:
         source = loading.load_head_of_fit(loaded, head)
         draws = Draws(given_sizes or sizes_of_fit(loaded), sets, seed)
@@ -95,21 +99,3 @@ def sizes_of_fit(fit: "Fit") -> list[int]:
     """The sizes n of the inputs of a fit, by its evidence; 16 to 4,096 without any."""
     sizes = {record.get("n", 0) for record in fit.evidence.get("held_out", [])}
     return sorted(n for n in sizes if 2 <= n <= MAX_SIZE) or parse_sizes(RUN_SIZES)
-
-
-def _score_answers(fit: "Fit", run: Path | None, model: Path | None, device: str) -> "ScoresRecord":
-    """Scores a fit of a whole model by the model's answers.
-
-    Raises:
-      CalibrateError: the collection of examples is not found.
-    """
-    from calibrate.cli.loading import open_model_run
-
-    if run is None:
-        raise CalibrateError(
-            f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
-        )
-    job, collection = open_model_run(run, model, device)
-    from calibrate.cli.model_scoring import score_fit_of_model
-
-    return score_fit_of_model(fit, job, collection)

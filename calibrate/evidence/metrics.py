@@ -58,13 +58,11 @@ class ItemKind:
       name: plural noun, in sentences and in JSON.
       of_model: they pass through a whole model, and their sizes are tokens.
       label_of_right: the label of RIGHT.
-      nll_title: title of a table of LOG_P.
     """
 
     name: str
     of_model: bool = False
     label_of_right: str = RIGHT.label
-    nll_title: str = "NLL of the target, nats"
 
     @property
     def unit_of_size(self) -> str:
@@ -74,10 +72,5 @@ class ItemKind:
 
 ROWS = ItemKind("inputs")
 SETS = ItemKind("new inputs")  # drawn to be scored, and not those of the fit
-ANSWERS = ItemKind(
-    "answers",
-    of_model=True,
-    label_of_right="exact match",
-    nll_title="NLL of the answer; of text, per token; nats",
-)
+ANSWERS = ItemKind("answers", of_model=True, label_of_right="exact match")
 BATCHES = ItemKind("batches", of_model=True)

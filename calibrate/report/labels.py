@@ -6,7 +6,7 @@ from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, LOG_N, PAPER
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE, OWN
-from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
+from calibrate.evidence.metrics import RIGHT, ItemKind, Metric
 from calibrate.fitting.head_fit import PROCEDURE_LABELS, beta_text
 from calibrate.store.fit import Fit
 
@@ -56,11 +56,8 @@ def metric_label(metric: Metric, items: ItemKind) -> str:
 
 
 def metric_title(metric: Metric, items: ItemKind) -> str:
-    """The name of a metric as a title, with its unit."""
-    if metric == LOG_P:
-        return items.nll_title
-    unit = f", {metric.unit}" if metric.unit else ""
-    return f"{capitalised(metric_label(metric, items))}{unit}"
+    """The name of a metric with its unit, above its means: "NLL, nats"."""
+    return f"{metric_label(metric, items)}, {metric.unit}"
 
 
 def mean_text(mean: float, metric: Metric, more_decimals: int = 0) -> str:
@@ -68,9 +65,9 @@ def mean_text(mean: float, metric: Metric, more_decimals: int = 0) -> str:
     return decimal(metric.factor * float(mean), f".{metric.decimals + more_decimals}f")
 
 
-def change_text(change: Estimate, metric: Metric, more_decimals: int = 0) -> str:
+def change_text(change: Estimate, metric: Metric) -> str:
     """A difference of means with its standard error: "-0.031 ± 0.004"."""
-    return change.shown(f"+.{metric.decimals + more_decimals}f", metric.factor)
+    return change.shown(f"+.{metric.decimals}f", metric.factor)
 
 
 def capitalised(text: str) -> str:

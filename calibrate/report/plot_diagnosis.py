@@ -41,7 +41,8 @@ def draw_diagnosis(diagnosis: Diagnosis) -> "Figure":
     width, height = PANEL if len(shown) > 1 else ONLY_PANEL
     figure = new_figure(1.2 + width * columns, 0.9 + height * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    image = _colours([diagnosis.inputs[i] for i in shown])
+    n = np.unique(np.concatenate([diagnosis.inputs[i].n for i in shown]))
+    image = size_colours(n[0], n[-1])
     for ax, i in zip(axes, shown, strict=False):
         plot_plane(ax, diagnosis.heads[i], diagnosis.inputs[i], image)
     axes[0].set_xlim(left=-0.02 * axes[0].get_xlim()[1])  # 0 is uniform attention
@@ -55,7 +56,6 @@ def draw_diagnosis(diagnosis: Diagnosis) -> "Figure":
     figure.suptitle(title, fontsize=10)
     figure.supxlabel(RHO_LABEL, fontsize=10)
     figure.supylabel(CHI_LABEL, fontsize=10)
-    n = np.unique(np.concatenate([diagnosis.inputs[i].n for i in shown]))
     add_size_bar(figure, image, n, ax=figure.axes)
     return figure
 
@@ -71,7 +71,8 @@ def shown_heads(heads: Sequence[HeadDiagnosis]) -> list[int]:
 
 def plot_plane(ax: "Axes", head: HeadDiagnosis, inputs: Inputs, image: "ScalarMappable") -> None:
     """Draws inputs of one head, coloured by n, and the means of each set size."""
-    points = sample_inputs(inputs)
+    order = np.random.default_rng(SEED).permutation(len(inputs.n))  # so that no n hides the others
+    points = inputs.take(order[:MAX_SHOWN_INPUTS])
     ax.scatter(
         points.commitment,
         points.susceptibility,
@@ -89,14 +90,3 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis, inputs: Inputs, image: "ScalarMa
     if head.slope is not None:
         title += f": slope {head.slope.shown('.3f')}"
     ax.set_title(title, fontsize=9)
-
-
-def sample_inputs(inputs: Inputs) -> Inputs:
-    """At most MAX_SHOWN_INPUTS inputs, sampled with the seed SEED, in random order."""
-    order = np.random.default_rng(SEED).permutation(len(inputs.n))  # so that no n hides the others
-    return inputs.take(order[:MAX_SHOWN_INPUTS])
-
-
-def _colours(shown: Sequence[Inputs]) -> "ScalarMappable":
-    """The colours of n, for all inputs that are drawn."""
-    return size_colours(min(x.n.min() for x in shown), max(x.n.max() for x in shown))

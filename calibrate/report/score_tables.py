@@ -11,7 +11,7 @@ from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, Metric
 from calibrate.evidence.significance import best_rules
 from calibrate.report.blocks import BEST, SHOWN_HEADS, Table, and_more
-from calibrate.report.labels import mean_text, metric_label, metric_title
+from calibrate.report.labels import capitalised, mean_text, metric_title
 from calibrate.report.rule_text import entry_heading, entry_text
 from calibrate.rows.rows import head_label
 
@@ -51,8 +51,7 @@ def comparison_table(items: Evidence, names: Names, own: str = "", note: str = "
     rules = sorted(names, key=lambda rule: (is_infinite(rule, LOG_P), -means[rule]))
     columns = {"rule": [names[rule] for rule in rules]}
     for score in scores_of(items):
-        heading = f"{metric_label(score, items.of.items)}, {score.unit}"
-        columns[heading] = _cells(items, rules, score)
+        columns[metric_title(score, items.of.items)] = _cells(items, rules, score)
     columns["gain over the baseline"] = _gains(items, rules, BASELINE)
     if own and len(rules) > 2:
         columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
@@ -76,7 +75,7 @@ def means_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str
     """
     rules = [rule for rule in names if not is_infinite(rule, score)]
     cells = [_cells(items, rules, score) for items in (*parts.values(), *means.values())]
-    title = metric_title(score, next(iter(parts.values())).of.items)
+    title = capitalised(metric_title(score, next(iter(parts.values())).of.items))
     note = BEST_NOTE if score == LOG_P else ""
     table = _table_of_parts(parts, means, [names[rule] for rule in rules], cells, by)
     return replace(table, title=f"{title}, by {by}", note=note)
