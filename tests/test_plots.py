@@ -91,14 +91,6 @@ def evidence():
     )  # fmt: skip
 
 
-LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
-BOTH = Fit(RuleForm(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,))
-
-
-def scores(ax, **options):
-    return plots.plot_scores(ax, evidence(), RIGHT, **options)
-
-
 def test_a_rule_whose_likelihood_would_hide_all_others_is_not_drawn():
     values = {LOG_P: np.tile(np.linspace(-1, -2, len(RULES))[:, None], (1, 40))}
     ax = drawn(plots.plot_scores, replace(evidence(), values=values), LOG_P)
@@ -173,24 +165,6 @@ def test_the_axis_of_gains_ends_at_four_times_that_of_the_fit(gain, leaves):
     found = replace(evidence(), rules=("baseline", "own", "constant"), values=values)
     low, high = drawn(plots.plot_scores, found, LOG_P, gain=True).get_ylim()
     assert (low <= gain <= high) != leaves
-
-
-@pytest.mark.parametrize(
-    "plot",
-    [
-        scores,
-        lambda ax: scores(ax, gain=True),
-        lambda ax: plots.plot_rule(ax, BOTH),
-    ],
-)
-def test_the_longest_names_fit_into_a_narrow_figure(plot):
-    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
-    plot(figure.add_subplot())
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    for text in legend.get_texts():
-        box = text.get_window_extent()
-        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_a_name_keeps_its_version():

@@ -1,7 +1,6 @@
 """Progress on stderr: a bar with the time left on a terminal, and nothing elsewhere."""
 
 import io
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -58,23 +57,6 @@ def test_each_stage_has_a_time_of_its_own(clock):
     clock.now += 7
     steps.advance()
     assert seconds_left(steps) == 7
-
-
-@pytest.mark.parametrize("resumed", [0, 20])
-def test_after_a_slow_start_the_time_left_only_falls(clock, resumed):
-    """A first step that compiles, and others that take as long as their work says."""
-    work, left = [1, 4, 2, 8, 1, 3] * 10, []
-    steps, _ = steps_on(clock)
-    steps.begin("working", resumed + len(work), resumed + sum(work))
-    for _ in range(resumed):
-        steps.advance(1, resumed=True)
-    clock.now += 60
-    for amount in work:
-        clock.now += 4 * amount
-        steps.advance(amount)
-        left.append(seconds_left(steps))
-    assert all(before >= after for before, after in itertools.pairwise(left))
-    assert left[-1] == 0
 
 
 @pytest.mark.parametrize(

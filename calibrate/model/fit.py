@@ -52,7 +52,6 @@ class ModelFit:
     """A fit through a model, with its evidence."""
 
     coefficients: Fit
-    heads: list[HeadId]  # of the model
     solution: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit (OWN), and other rules
     losses: Mapping[str, list[Estimate]]  # by rule: of each constraint, nats per token
@@ -158,7 +157,7 @@ def _evaluate_on_test_split(
     gain = None if solution is constant else _gain_over_constant(evidence)
     record = _evidence_record(evidence, options.kind, gain)
     losses = {rule: [x.loss for x in results] for rule, results in checks.items()}
-    return ModelFit(replace(fit, evidence=record), heads, solution, evidence, losses)
+    return ModelFit(replace(fit, evidence=record), solution, evidence, losses)
 
 
 def _global_constant(
