@@ -90,16 +90,14 @@ class FitRecord:
             yield Facts([*source_facts(fit), ("id", digest(fit))])
 
     def head_facts(self) -> Iterable[tuple[str, str]]:
-        """The number of heads that have a rule."""
+        """The number of heads that have a rule, or the only one."""
         first, *others = self.fit.entries
-        rest = "; other heads keep the baseline"
+        name, n = head_label(first.layer, first.head), f"{len(self.fit.entries):,}"
         if len(self.heads) > 1:
-            which = "" if others else f": {head_label(first.layer, first.head)}"
-            yield "heads", f"{len(self.fit.entries):,} of {len(self.heads):,} have a rule{which}"
-        elif others:
-            yield "rules", f"{len(self.fit.entries):,} entries{rest}"
-        elif (first.layer, first.head) != (None, None):
-            yield "for", head_label(first.layer, first.head) + rest
+            yield "heads", f"{n} of {len(self.heads):,} have a rule{f': {name}' * (not others)}"
+        elif others or name:
+            rules = f"{n} entries" if others else name
+            yield "rules for", f"{rules}; other heads keep the baseline"
 
 
 def input_facts(fit: Fit) -> Iterable[tuple[str, str]]:

@@ -166,7 +166,7 @@ def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
     """Scores by size, and reliability."""
     own, items = scores.fits[0], scores.judged
     bars = "Bars: two standard errors."
-    ends = f"{bars} The axis ends at {plots.MAX_GAIN} times the largest gain of this fit."
+    ends = f"{bars} The axis ends at most at {plots.MAX_GAIN} times the gain of this fit."
     yield draw_picture(
         "Gain over the baseline by size", ends, plots.plot_scores, items, LOG_P, own, gain=True
     )
