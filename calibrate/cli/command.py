@@ -40,31 +40,11 @@ class Command(TyperCommand):
             is_argument = parameter.param_type_name == "argument"
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             section = sections.setdefault("Arguments" if is_argument else panel, [])
-            section.append((_name_and_type(parameter, ctx), _describe(parameter)))
+            section += filter(None, [parameter.get_help_record(ctx)])
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
-
-
-def _name_and_type(parameter: Any, ctx: Any) -> str:
-    """An argument, or an option with the type of its value, without its range."""
-    if parameter.param_type_name == "argument":
-        return str(parameter.metavar or parameter.name)
-    name, _ = parameter.get_help_record(ctx)
-    return re.sub(r" range\b", "", name, flags=re.IGNORECASE)
-
-
-def _describe(parameter: Any) -> str:
-    """The help of a parameter, with its default: thousands have commas."""
-    shown, default = getattr(parameter, "show_default", None), parameter.default
-    if not isinstance(shown, str):
-        is_number = isinstance(default, int | float)
-        shown = f"{default:,g}" if is_number else str(default or "")
-    if parameter.param_type_name == "option" and parameter.required:
-        return f"{parameter.help} [required]"
-    is_shown = shown and not getattr(parameter, "is_flag", False)
-    return f"{parameter.help} [default: {shown}]" if is_shown else str(parameter.help)
 
 
 def given(ctx: Context) -> set[str]:
