@@ -324,7 +324,7 @@ def test_evaluate_prints_tables_or_json(here):
     record = json.loads(call(*words, "paper", "--json").stdout)
     assert record["of"]["name"] == "max-retrieval-1"
     assert list(record["rules"]) == [
-        "baseline", "max-retrieval@1", "paper@1", "hard", "log n / log 16",
+        "baseline", "max-retrieval@1", "paper@1", "log n / log 16", "hard",
     ]  # fmt: skip
     scores = record["sizes"][1]["rules"]["max-retrieval@1"]
     accuracy, nll, _, gain = (x for x in done.stdout.splitlines() if x.strip().startswith("64 "))

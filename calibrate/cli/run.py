@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 from typing import Annotated, Any
-from unicodedata import normalize
 
 from typer import Context, Option
 
@@ -91,5 +90,4 @@ def name_after(path: Path) -> str:
     """The name of a file or folder, as the name of a fit: lower case, ASCII."""
     path = path.resolve()
     stem = path.stem if path.suffix == ".npz" else path.name
-    bare = normalize("NFKD", stem.casefold()).encode("ascii", "ignore").decode()
-    return NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"
+    return NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64] or "mine"

@@ -66,9 +66,10 @@ def baselines_beside(fit: Fit, constant: float | None) -> dict[str, Fit]:
       constant: the beta of highest likelihood for the same inputs, if it is known; left out if the
         fit is a constant itself.
     """
-    others = {BASELINE: identity(), PAPER: paper(), HARD: hard_attention()}
+    others = {BASELINE: identity()}
     if constant is not None and not fit.ignores_inputs:
         others[CONSTANT] = one_constant(constant)
+    others |= {PAPER: paper(), HARD: hard_attention()}
     return {**without_equals(others, {fit.reference: fit}), fit.reference: fit}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.baselines import HARD, PAPER, is_infinite
+from calibrate.evidence.baselines import is_infinite
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, SUMMARY, Metric
 from calibrate.evidence.significance import judge
@@ -25,7 +25,6 @@ from calibrate.report.score_tables import (
 )
 from calibrate.report.sentences import sentences
 
-FIRST_BASELINES = ("constant", PAPER, HARD)  # the order of rules that are no fits
 JSON_NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
 
 
@@ -70,9 +69,9 @@ class ScoresRecord:
 
     @property
     def rules(self) -> list[str]:
-        """The baseline, the fits, `FIRST_BASELINES`, and the others."""
-        order = {rule: i for i, rule in enumerate((BASELINE, *self.fits, *FIRST_BASELINES))}
-        return sorted(self.evidence.rules, key=lambda rule: order.get(rule, len(order)))
+        """The baseline, the fits, and the others in their order."""
+        known = self.evidence.rules
+        return list(dict.fromkeys((BASELINE, *(x for x in self.fits if x in known), *known)))
 
     @property
     def _lead_rules(self) -> list[str]:
