@@ -108,7 +108,7 @@ def fit_arrays(columns: dict[str, Any], options: FitOptions, name: str) -> FitRe
     check_name(name)
     options.resolved()
     arrays = Arrays.in_memory(name, numpy_columns(columns))
-    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]})
     collection = collect_in_memory(arrays)
     result = fit_collection(collection, name, options)
     sizes = collection.manifest["sizes"]

@@ -23,7 +23,7 @@ import calibrate  # noqa: E402
 from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.rows.collection import RowCollection  # noqa: E402
-from calibrate.rows.manifest import PARTIAL, manifest_text, read_manifest  # noqa: E402
+from calibrate.rows.manifest import manifest_text, read_manifest  # noqa: E402
 from calibrate.store.entries import Entry  # noqa: E402
 from calibrate.store.fit import Fit  # noqa: E402
 
@@ -110,7 +110,7 @@ def bytes_of(folder) -> dict[str, bytes]:
 def reopen(folder: Path, *lost: str) -> None:
     """Makes a collection of rows an unfinished one, without the shards that are lost."""
     configuration = read_manifest(folder, RowCollection).configuration
-    text = manifest_text(RowCollection, configuration, None, PARTIAL)
+    text = manifest_text(RowCollection, configuration, None)
     (folder / "manifest.json").write_text(text)
     for name in lost:
         (folder / name).unlink()

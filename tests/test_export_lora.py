@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -298,10 +297,3 @@ def test_a_lora_is_not_written_into_its_model(here):
     for out in ("m/new/x", "link/x"):
         assert refusal(*COMMAND, out).startswith(f"calibrate: {out} ")
     assert "new" not in os.listdir("m")
-
-
-def test_a_full_folder_for_temporary_files_is_named(here, monkeypatch):
-    """Not the model: its numerical check writes there."""
-    published(save(Path("m"), causal_model(), tokenizer=False))
-    monkeypatch.setattr(tempfile, "tempdir", str(here / "gone"))
-    assert f"TMPDIR ({here}/gone)" in refusal(*COMMAND, "out")

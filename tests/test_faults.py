@@ -45,7 +45,7 @@ def visible(folder: Path) -> dict[str, bytes]:
 def read_all(folder: Path) -> int:
     """The number of shards; each is sound."""
     shards = sorted(folder.glob("n*.npz"))
-    return sum(len(parse_rows(x.read_bytes(), x, int(x.name[1:6])).counts) > 0 for x in shards)
+    return sum(len(parse_rows(x.read_bytes(), x).counts) > 0 for x in shards)
 
 
 def interrupted(folder):
@@ -54,7 +54,6 @@ def interrupted(folder):
         run(folder, progress=stopping_after(2))
 
 
-@pytest.mark.filterwarnings("ignore:.*it is collected again")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the dead
 @pytest.mark.parametrize(
     ("begin", "fault"),
@@ -83,7 +82,7 @@ def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finish
             except CalibrateError as failure:
                 assert str(folder) in str(failure)  # noqa: PT017
             except (OSError, Crash) as failure:
-                assert isinstance(failure, Crash) or syscalls.calls[at] == "os.listdir"  # noqa: PT017
+                assert isinstance(failure, Crash)  # noqa: PT017
         if not syscalls.reached:
             break
         found = visible(folder)
@@ -175,7 +174,7 @@ def test_one_that_has_to_be_written_to_is_named(here, monkeypatch):
     interrupted(Path("run"))
     before = visible(Path("run"))
     make_read_only(monkeypatch)
-    with pytest.raises(CalibrateError, match=r"run/manifest\.json: "):
+    with pytest.raises(CalibrateError, match=r"run/manifest\.json"):
         run("run")
     assert visible(Path("run")) == before
 

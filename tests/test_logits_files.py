@@ -278,7 +278,6 @@ def test_sets_of_targets_and_a_mask_in_one_file_of_a_folder(here):
     save(here / "mine" / "b.npz", logits=LOGITS, target=TARGET)
     arrays = Arrays.read(here / "mine")
     assert arrays.sets_of_targets
-    assert arrays.has_mask
     assert arrays.rows(8, 0, 12).target.sum(axis=1).tolist() == 6 * [2] + 6 * [1]
 
 

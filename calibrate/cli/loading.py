@@ -1,6 +1,5 @@
 """Loads what a command names: heads, logits, fits, collections, and models."""
 
-import contextlib
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +9,8 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.terminal import stderr
 from calibrate.rows.collection import open_collection
-from calibrate.rows.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from calibrate.rows.manifest import MANIFEST
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.npz import read_bytes
 from calibrate.store.fit import Fit
 from calibrate.store.loading import load as load_fit
 
@@ -84,10 +82,8 @@ def load_fits(references: Iterable[str], store: Path | None) -> dict[str, Fit]:
 def collection_of(fit: Fit) -> Path | None:
     """The folder of the collection of a fit, if it is in ./runs."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
-        with contextlib.suppress(CalibrateError):
-            data = read_bytes(manifest, MAX_MANIFEST_BYTES)
-            if sha256_of(data) == fit.source.get("collection"):
-                return manifest.parent
+        if sha256_of(manifest.read_bytes()) == fit.source.get("collection"):
+            return manifest.parent
     return None
 
 

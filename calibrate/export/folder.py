@@ -38,9 +38,13 @@ from calibrate.export.plan import (
 )
 from calibrate.export.queries import Queries, WeightChange, names_by_role
 from calibrate.export.tokenizer_copy import find_copied_files, match_tokenizer
-from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
+from calibrate.storage.atomic_io import (
+    read_bytes,
+    require_outside,
+    whole_folder,
+    write_atomically,
+)
 from calibrate.storage.fingerprints import digest_of_file
-from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import FLOATS, StoredTensor, copy_changed, read_tensor
 from calibrate.storage.strict_json import describe, parse
 from calibrate.store.coefficient_file import MODEL_KEY

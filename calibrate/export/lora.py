@@ -20,6 +20,7 @@ import copy
 import hashlib
 import json
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,7 +51,6 @@ from calibrate.export.plan import ExportContents, ExportPlan
 from calibrate.export.queries import Queries, names_by_role
 from calibrate.storage.atomic_io import (
     require_outside,
-    scratch_folder,
     whole_folder,
     write_atomically,
 )
@@ -165,9 +165,11 @@ def make_lora_model(config: Any, original: PreTrainedModel, plan: ExportPlan) ->
     factors = output_factors(config, queries, plan)
     tensors = _lora_tensors(factors, weights.__getitem__)
     files = _adapter_files(_lora_configuration(factors, "", None), tensors)
-    with scratch_folder(files) as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
         warnings.simplefilter("ignore")  # deprecations in PEFT's use of Transformers
-        return PeftModel.from_pretrained(copy.deepcopy(original), str(folder)).eval()
+        return PeftModel.from_pretrained(copy.deepcopy(original), folder).eval()
 
 
 def _lora_tensors(

@@ -14,13 +14,11 @@ from calibrate.prompts.examples import (
     ExampleCollection,
     ExampleSet,
     make_configuration,
-    parse_scores,
     scores_name,
 )
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.rows.manifest import ShardEntry, entry_of
 from calibrate.rows.resume import Plan, Shard, run_units
-from calibrate.storage.npz import MAX_NPZ_BYTES
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -78,10 +76,9 @@ def collect_examples(
     shards = [
         Shard(
             scores_name(number),
-            MAX_NPZ_BYTES,
-            partial(_check_shard, len(unit)),
             partial(_make_shard, runner.load, examples.only(unit)),
-            [examples.n_tokens(unit)],
+            _read_entry,
+            examples.n_tokens(unit),
         )
         for number, unit in enumerate(examples.units())
     ]
@@ -89,8 +86,7 @@ def collect_examples(
         EXAMPLES_FILE: examples.pack(),
         MODEL_FILE: f"{job.folder.path.resolve()}\n".encode(),
     }
-    difference = partial(_find_difference, job.configuration)
-    contents = Plan("scoring", ExampleCollection, job.configuration, shards, difference, files)
+    contents = Plan("scoring", ExampleCollection, job.configuration, shards, files)
     return run_units(Path(folder), contents, runner.jobs, progress)
 
 
@@ -100,24 +96,5 @@ def _make_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes
     return data, entry_of(data)
 
 
-def _check_shard(n: int, data: bytes, path: Path) -> ShardEntry:
-    parse_scores(n, data, path)
+def _read_entry(data: bytes, path: Path) -> ShardEntry:
     return entry_of(data)
-
-
-def _find_difference(
-    given: dict[str, Any], recorded: dict[str, Any]
-) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
-    """The options and digests that differ, as `Plan.difference`.
-
-    The digest of the examples, "tokens", also changes with the tokenizer.
-    """
-    if recorded == given:
-        return None
-    before, now = (
-        {key: c[key] for key in ("model", "fingerprint", "dtype")}
-        | c["sources"]
-        | {"tokens": c["examples"]["sha256"]}
-        for c in (recorded, given)
-    )
-    return [], before, now

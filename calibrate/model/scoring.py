@@ -40,7 +40,6 @@ from calibrate.prompts.examples import (
     Scores,
     parse_scores,
 )
-from calibrate.rows.resume import read_if_sound
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit, digest
 from calibrate.transformers.applying import applied_fit
@@ -48,7 +47,6 @@ from calibrate.transformers.betas import answer_logits
 
 TOKENS_AT_ONCE = 1024  # of a batch; a longer example is a batch of its own
 _CACHE_VERSION = "4"  # increased when passes compute something else, so that caches are not read
-_MAX_RESULT_BYTES = 1 << 28
 # Rows of logits that are held in float32 at once. On a CPU, small blocks reuse the same memory, and
 # take a third of the time.
 _ROWS_ON_GPU = 256
@@ -166,8 +164,9 @@ class ResultCache:
         self._folder, self._context = folder and folder / PASSES_FOLDER, context
 
     def find(self, key: bytes, parse: Callable[[bytes, Path], CachedResult]) -> CachedResult | None:
-        """A result; None if it is absent or damaged."""
-        return read_if_sound(self._path(key), _MAX_RESULT_BYTES, parse) if self._folder else None
+        """A result; None if it is absent."""
+        path = self._path(key)
+        return parse(path.read_bytes(), path) if self._folder and path.exists() else None
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Writes a result."""
@@ -241,9 +240,8 @@ def score_fits(
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
     known = dict[tuple[str, int], Scores]()
     for i, unit in enumerate(units):
-        parse = partial(parse_scores, len(unit))
         for label in fits:
-            if scores := cache.find(_cache_key(digests[label], unit), parse):
+            if scores := cache.find(_cache_key(digests[label], unit), parse_scores):
                 known[label, i] = scores
                 progress.advance(examples.n_tokens(unit), resumed=True)
     absent = {i: [x for x in fits if (x, i) not in known] for i in range(len(units))}

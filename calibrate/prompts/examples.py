@@ -17,60 +17,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
-from calibrate.errors import CalibrateError, DamagedError
-from calibrate.rows.manifest import (
-    COMPLETE,
-    MANIFEST,
-    RESTORE,
-    Collection,
-    ListedFile,
-    ShardEntry,
-    check_arrays,
-    entry_of,
-    listed_bytes,
-)
-from calibrate.storage.npz import MAX_NPZ_BYTES, pack_arrays, parse_arrays, read_bytes
-from calibrate.storage.strict_json import Count, Digest, PrintableText, Scalar, convert
+from calibrate.errors import CalibrateError
+from calibrate.rows.manifest import Collection, ShardEntry, entry_of, listed_bytes
+from calibrate.storage.npz import pack_arrays, parse_arrays
 
 EXAMPLES_FILE = "examples.npz"
 MODEL_FILE = ".model"  # hidden: a path of this machine
 PASSES_FOLDER = ".passes"  # hidden: results of passes through the model
 UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
-
-
-class _ListedCell(Struct, forbid_unknown_fields=True):
-    template: PrintableText
-    length: Count
-    text: bool
-
-
-class _ListedExamples(ListedFile):
-    count: Count
-
-
-class _ExampleConfiguration(Struct, forbid_unknown_fields=True):
-    model: PrintableText
-    fingerprint: Digest
-    dtype: Literal["float32", "bfloat16"]
-    sources: dict[PrintableText, Scalar]
-    cells: list[_ListedCell]
-    examples: _ListedExamples
-
-
-class _PartialExamples(Struct, forbid_unknown_fields=True):
-    format: str
-    schema_version: str
-    status: str
-    configuration: _ExampleConfiguration
-
-
-class _CompleteExamples(_PartialExamples):
-    scores: list[ListedFile]
 
 
 class Cell(NamedTuple):
@@ -198,8 +156,8 @@ class Scores(NamedTuple):
 class ExampleCollection(Collection):
     """A collection of examples."""
 
-    kind, format = "examples", "calibrate.examples"
-    names = r"examples\.npz|\.model|scores-[0-9]{5,}\.npz|\.passes(/[0-9a-f]{32}\.npz)?"
+    format = "calibrate.examples"
+    names = r"examples\.npz|\.model|scores-[0-9]{5,}\.npz|\.passes"
 
     @property
     def set(self) -> ExampleSet:
@@ -218,19 +176,14 @@ class ExampleCollection(Collection):
         return contents
 
     def _read(self) -> tuple[ExampleSet, Scores]:
-        path = self.folder / EXAMPLES_FILE
         cells = tuple(Cell(**cell) for cell in self.configuration["cells"])
-        data = listed_bytes(path, self.configuration["examples"], MAX_NPZ_BYTES)
-        examples = parse_examples(data, path, cells)
-        units, entries = examples.units(), self.manifest["scores"]
-        if len(units) != len(entries):
-            raise DamagedError(f"{self.folder / MANIFEST} lists {len(entries)} shards; {RESTORE}")
-        parts = []
-        for number, (unit, entry) in enumerate(zip(units, entries, strict=True)):
-            path = self.folder / scores_name(number)
-            data = listed_bytes(path, entry, MAX_NPZ_BYTES)
-            parts.append(parse_scores(len(unit), data, path))
-        return examples, Scores.joined(parts)
+        path = self.folder / EXAMPLES_FILE
+        data = listed_bytes(path, self.configuration["examples"])
+        parts = list[Scores]()
+        for number, entry in enumerate(self.manifest["scores"]):
+            shard = self.folder / scores_name(number)
+            parts.append(parse_scores(listed_bytes(shard, entry), shard))
+        return parse_examples(data, path, cells), Scores.joined(parts)
 
     def recorded_model(self) -> Path:
         """The folder of the model when the examples were last scored.
@@ -238,21 +191,14 @@ class ExampleCollection(Collection):
         Raises:
           CalibrateError: the folder is gone, or not recorded, as in a copy without hidden files.
         """
-        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
-            text = read_bytes(self.folder / MODEL_FILE, 1 << 16).decode().removesuffix("\n")
+        with contextlib.suppress(OSError):
+            text = (self.folder / MODEL_FILE).read_text(encoding="utf-8").removesuffix("\n")
             if text and Path(text).is_dir():
                 return Path(text)
         raise CalibrateError(
             f"{self.folder} does not know where its model is; name its folder with model=",
             parameter="model",
         )
-
-    @staticmethod
-    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
-        """Checks a manifest, and refuses unknown fields."""
-        is_complete = manifest["status"] == COMPLETE
-        convert(manifest, _CompleteExamples if is_complete else _PartialExamples, RESTORE)
-        return manifest
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
@@ -283,31 +229,16 @@ def scores_name(unit: int) -> str:
 
 
 def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleSet:
-    """Parses the bytes of `examples.npz`.
-
-    Raises:
-      DamagedError: an array is missing.
-    """
-    arrays_of_file = parse_arrays(data, path)
-    count = len(np.atleast_1d(arrays_of_file.get("end", ())))
-    tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
-    arrays = {"group": np.full(count, -1, "<i4")} | arrays_of_file
-    per_example = dict.fromkeys(("start", "cell", "group"), ("<i4", (count,)))
-    shared = {"tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,))}
-    check_arrays(arrays, path, {**shared, **per_example})
-    end, start, cell, group = (arrays[x] for x in ("end", *per_example))
-    columns = (x.tolist() for x in (start, cell, group))
-    return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
+    """Parses the bytes of `examples.npz`; DamagedError if they are not an npz file."""
+    arrays = parse_arrays(data, path)
+    end = arrays["end"]
+    group = arrays.get("group", np.full(len(end), -1))
+    columns = (x.tolist() for x in (arrays["start"], arrays["cell"], group))
+    tokens = np.split(arrays["tokens"], end[:-1])
+    return ExampleSet(cells, tuple(map(Example, tokens, *columns)))
 
 
-def parse_scores(n: int, data: bytes, path: Path) -> Scores:
-    """Parses the bytes of a shard of n examples.
-
-    Raises:
-      DamagedError: an array is missing, or has another length.
-    """
-    empty = Scores.empty(n)._asdict()
-    arrays = {"kl": empty["kl"]} | parse_arrays(data, path)
-    types = {name: (x.dtype.newbyteorder("<").str, x.shape) for name, x in empty.items()}
-    check_arrays(arrays, path, types)
-    return Scores(**{name: arrays[name] for name in empty})
+def parse_scores(data: bytes, path: Path) -> Scores:
+    """Parses the bytes of a shard; DamagedError if they are not an npz file."""
+    arrays = parse_arrays(data, path)
+    return Scores.baseline(arrays["log_p"], arrays["right"])._replace(**arrays)

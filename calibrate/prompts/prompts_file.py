@@ -17,8 +17,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.examples import Cell, Example, ExampleSet
+from calibrate.storage.atomic_io import read_bytes
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.npz import read_bytes
 from calibrate.storage.strict_json import PRINTABLE, UNICODE, PrintableText, convert, parse
 
 DEFAULT_TEMPLATE = "prompts"  # of lines that name none
@@ -69,7 +69,7 @@ def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
     Raises:
       CalibrateError: the file cannot be read or has no line, or a line is wrong.
     """
-    data = read_bytes(path, _MAX_FILE_BYTES, "split it")
+    data = read_bytes(path, _MAX_FILE_BYTES)
     texts = enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1)
     lines = [_parse_line(text, f"{path}, line {number}") for number, text in texts if text.strip()]
     if not lines:

@@ -15,8 +15,8 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.examples import Cell, ExampleSet
+from calibrate.storage.atomic_io import read_bytes
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.npz import read_bytes
 
 MAX_TEXT_BYTES = 1 << 22  # a tokenizer takes 150 times as much memory
 DEFAULT_DOMAIN = "text"  # of a single file
@@ -121,7 +121,7 @@ def cut_built_in_text(encoder: Encoder, lengths: Sequence[int], most: int) -> Ex
 
 
 def _read_text(path: Path) -> TextFile:
-    data = read_bytes(path, MAX_TEXT_BYTES, "give a part of it")
+    data = read_bytes(path, MAX_TEXT_BYTES)
     try:
         return TextFile(path, data.decode("utf-8-sig"), sha256_of(data))
     except UnicodeDecodeError as failure:

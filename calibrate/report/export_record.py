@@ -107,8 +107,8 @@ def stock_result(model: Path, check: "EngineCheck") -> Result:
     if check.applies in (AS_STATED, CANNOT_TELL):
         agrees = "agrees" if check.applies == AS_STATED else "may agree"
         text = (
-            f"{check.engine} {agrees} with {model} up to {check.lengths[-1]:,} tokens: its log p is "
-            f"off by {off:.2g} nats, its noise is {check.noise:.2g} nats"
+            f"{check.engine} {agrees} with {model} up to {check.lengths[-1]:,} tokens: its log p "
+            f"is off by {off:.2g} nats, its noise is {check.noise:.2g} nats"
         )
         text += f"; these prompts do not tell this from: {open_cases}" if open_cases else ""
     else:

@@ -1,19 +1,17 @@
 """Collecting: keeps a sample of the rows of a head or of arrays, in a folder or in memory.
 
 1. A plan: the configuration that determines every byte, and the units with their sources.
-2. For each unit `shards.make_shard`: read or compute rows, examine them, choose, write.
+2. For each unit `make_shard`: read or compute rows, examine them, choose, write.
 3. The manifest lists the shards (`resume.run_units`); in memory there is only the manifest.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from calibrate.errors import command
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collection import RowCollection, rows_in_memory, shard_name
 from calibrate.rows.heads import Head, call_member, head_to_send
@@ -22,27 +20,20 @@ from calibrate.rows.make_shard import (
     COLLECT_STREAM,
     ArraySource,
     HeadSource,
-    check_shard,
     make_rows,
     make_shard,
+    read_shard_entry,
 )
-from calibrate.rows.resume import Options, Plan, Shard, run_units
-from calibrate.rows.rows import check_bad_rows, max_shard_bytes, row_bytes
+from calibrate.rows.resume import Plan, Shard, run_units
+from calibrate.rows.rows import check_bad_rows, row_bytes
 from calibrate.rows.sampling import MAX_KEPT_OF_ALL, MAX_ROWS, sample_arrays, unit_quotas
 from calibrate.rows.units import UNIT_SIZES, Unit, UnitSizes, plan_units, unit_seed
-from calibrate.storage.atomic_io import SPACE
 
 MAX_COLLECTION_BYTES = 10**9  # by default
 
 
-@dataclass(frozen=True)
-class CollectionPlan:
-    """The units of a collection of rows with their sources, and the configuration."""
-
-    subject: str  # name of the source in messages
-    configuration: dict[str, Any]
-    units: Sequence[tuple[HeadSource | ArraySource, Unit]]
-    has_mask: bool = False  # the arrays have a mask
+# The configuration of a collection, and its units of work with their sources.
+CollectionPlan = tuple[dict[str, Any], list[tuple[HeadSource | ArraySource, Unit]]]
 
 
 def collect_from_head(
@@ -148,9 +139,7 @@ def plan_head(
     sent, per_piece, misranked_only = head_to_send(head), unit_sizes.items_per_piece, keep != "all"
     sources = [HeadSource(sent, seed, per_piece, misranked_only, quotas[unit]) for unit in units]
     configuration = _with_limits(configuration, max_bytes, keep)
-    return CollectionPlan(
-        f"head {head.name}", configuration, list(zip(sources, units, strict=True))
-    )
+    return configuration, list(zip(sources, units, strict=True))
 
 
 def plan_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -> CollectionPlan:
@@ -178,8 +167,7 @@ def plan_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -> Col
         for unit in units
     ]
     configuration = _with_limits(configuration, max_bytes, keep)
-    pairs = list(zip(sources, units, strict=True))
-    return CollectionPlan(arrays.shown, configuration, pairs, arrays.has_mask)
+    return configuration, list(zip(sources, units, strict=True))
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:
@@ -190,45 +178,27 @@ def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> di
 
 def _build_collection(plan: CollectionPlan) -> RowCollection:
     """Makes all shards in memory."""
-    shards = [(unit.size, unit.number, make_rows(source, unit)) for source, unit in plan.units]
-    return rows_in_memory(plan.configuration["head"], plan.configuration, shards)
+    configuration, units = plan
+    shards = [(unit.size, unit.number, make_rows(source, unit)) for source, unit in units]
+    return rows_in_memory(configuration["head"], configuration, shards)
 
 
 def _write_collection(
-    plan: CollectionPlan,
-    folder: Path,
-    progress: Progress,
-    jobs: Jobs,
+    plan: CollectionPlan, folder: Path, progress: Progress, jobs: Jobs
 ) -> RowCollection:
     """Makes all shards in a folder, resumably."""
+    configuration, units = plan
     shards = [
         Shard(
             shard_name(unit.size, unit.number),
-            max_shard_bytes(unit.size, unit.sets),
-            partial(check_shard, unit),
             partial(make_shard, source, unit),
-            [unit.size * unit.sets],
+            partial(read_shard_entry, unit),
+            unit.size * unit.sets,
         )
-        for source, unit in plan.units
+        for source, unit in units
     ]
-    max_bytes = plan.configuration["max_bytes"]
-    less = command("collect", max_bytes=True)
-    full = f"{SPACE}, or collect less: `{less}`, which is {max_bytes:,}"
-    difference = partial(_configuration_difference, plan.subject, plan.configuration)
-    contents = Plan("collecting", RowCollection, plan.configuration, shards, difference, full=full)
-    collection = run_units(folder, contents, jobs, progress)
-    check_bad_rows(collection.manifest, plan.has_mask)
+    collection = run_units(
+        folder, Plan("collecting", RowCollection, configuration, shards), jobs, progress
+    )
+    check_bad_rows(collection.manifest)
     return collection
-
-
-def _configuration_difference(
-    subject: str, given: dict[str, Any], recorded: dict[str, Any]
-) -> tuple[list[str], Options, Options] | None:
-    """The difference of a recorded configuration from the given one; see `Plan.difference`."""
-    defaults = {"keep": "misranked"}  # is not recorded
-    recorded, given = defaults | recorded, defaults | given
-    if recorded == given:
-        return None
-    digests = recorded.pop("fingerprint"), given.pop("fingerprint")
-    has_changed = recorded["head"] == given["head"] and digests[0] != digests[1]
-    return [subject] if has_changed else [], recorded, given

@@ -4,63 +4,22 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta, Struct, defstruct
+from typing import Any
 
 from calibrate.errors import CalibrateError
 from calibrate.rows.manifest import (
-    COMPLETE,
-    RESTORE,
     Collection,
     Kind,
-    ListedFile,
     ShardEntry,
     entry_of,
     listed_bytes,
     manifest_text,
     read_manifest,
 )
-from calibrate.rows.rows import COUNTS, MAX_HEAD_INDEX, HeadIndices, Rows, parse_rows
+from calibrate.rows.rows import COUNTS, HeadIndices, Rows, parse_rows
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.strict_json import Count, PrintableText, convert
 
 MAX_SIZES_SHOWN = 16  # by `print`
-
-# Upper bounds of the bytes of a manifest.
-MANIFEST_BASE = 2_048
-MANIFEST_PER_HEAD = 32
-MANIFEST_PER_SIZE = 256
-MANIFEST_PER_SHARD = 256
-
-_HeadIndex = Annotated[int, Meta(ge=-1, le=MAX_HEAD_INDEX)]
-_SizeCounts = defstruct("_SizeCounts", [(name, Count) for name in ("size", *COUNTS, "kept")])
-
-
-class _RowConfiguration(Struct):
-    head: PrintableText
-    fingerprint: PrintableText
-    sets: Count
-    max_bytes: Count
-    seed: Annotated[int, Meta(ge=0)]
-    sizes: list[Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]]
-    heads: list[tuple[_HeadIndex, _HeadIndex]] = []
-
-
-class _ListedShard(ListedFile, forbid_unknown_fields=False):
-    size: Count
-    unit: Count
-    kept: Count
-
-
-class _PartialRows(Struct):
-    configuration: _RowConfiguration
-
-
-class _CompleteRows(_PartialRows):
-    sizes: list[_SizeCounts]  # type: ignore[valid-type]
-    shards: list[_ListedShard]
-
 
 ShardReader = Callable[[], tuple[int, Rows]]  # reads (set size, rows) of one shard
 
@@ -68,7 +27,7 @@ ShardReader = Callable[[], tuple[int, Rows]]  # reads (set size, rows) of one sh
 class RowCollection(Collection):
     """A collection of rows."""
 
-    kind, format = "rows", "calibrate.collection"
+    format = "calibrate.collection"
     names = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
     def __repr__(self) -> str:
@@ -114,20 +73,6 @@ class RowCollection(Collection):
         ]
 
     @staticmethod
-    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
-        """See `Collection`."""
-        is_complete = manifest["status"] == COMPLETE
-        convert(manifest, _CompleteRows if is_complete else _PartialRows, RESTORE)
-        seed, sizes = manifest["configuration"]["seed"], manifest["configuration"]["sizes"]
-        if seed >= 1 << 64:
-            raise ValueError(f"seed is {seed}, expected 64 bits")
-        if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError("sizes do not increase")
-        if is_complete and [entry["size"] for entry in manifest["sizes"]] != sizes:
-            raise ValueError("it counts other sizes than its configuration has")
-        return manifest
-
-    @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
         """The counts of each size, and the shards."""
         sizes = [
@@ -162,7 +107,7 @@ def rows_in_memory(
 ) -> RowCollection:
     """A collection of shards (size, unit, rows) with the manifest that it would have on disk."""
     entries = [entry_of_rows(size, unit, rows, rows.pack()) for size, unit, rows in shards]
-    text = manifest_text(RowCollection, configuration, entries, COMPLETE)
+    text = manifest_text(RowCollection, configuration, entries)
     digest = sha256_of(text.encode())
     return RowCollection(Path(name), json.loads(text), digest, [rows for *_, rows in shards])
 
@@ -186,7 +131,7 @@ def _read_shard(
     size = entry["size"]
     if rows is None:
         path = folder / shard_name(size, entry["unit"])
-        rows = parse_rows(listed_bytes(path, entry), path, size)
+        rows = parse_rows(listed_bytes(path, entry), path)
     return size, rows if heads is None else rows.select_heads(heads)
 
 

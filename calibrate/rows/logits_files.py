@@ -34,8 +34,9 @@ from calibrate.rows.rows import (
     find_bad,
     join_rows,
 )
+from calibrate.storage.atomic_io import read_bytes
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.npz import pack_arrays, parse_arrays, read_bytes
+from calibrate.storage.npz import pack_arrays, parse_arrays
 
 MAX_FILE_BYTES = 1 << 34  # of a file, which is read into memory as a whole
 _COLUMNS = ("file", "row", "n_items", "misranked", "bad_reason", *OPTIONAL_COLUMNS)
@@ -84,7 +85,6 @@ class Arrays:
     fingerprint: str
     columns: tuple[str, ...]  # names in OPTIONAL_COLUMNS that the files have
     sets_of_targets: bool  # some row has several targets
-    has_mask: bool
     without_weight: int  # number of rows of weight 0
     bad: Mapping[str, int]  # counts of BAD, and of all rows
     file: np.ndarray  # number of the file
@@ -200,13 +200,12 @@ def _record_files(
     """
     digests, tables = list[str](), list[dict[str, np.ndarray]]()
     optional = set[tuple[str, ...]]()
-    n_masked, several, has_mask = 0, False, False
+    n_masked, several = 0, False
     for number, (rows, digest, n_masked_in_file) in enumerate(checked):
         digests.append(digest)
         n_masked += n_masked_in_file
         optional.add(tuple(name for name in OPTIONAL_COLUMNS if getattr(rows, name) is not None))
         several |= rows.target.dtype == bool and bool((rows.target.sum(axis=1) != 1).any())
-        has_mask |= rows.mask is not None
         tables.append(_file_table(number, rows))
     columns = _common_columns(optional, subject)
     warn_of_masks(f"{subject} has", n_masked)
@@ -219,7 +218,6 @@ def _record_files(
         fingerprint="sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest(),
         columns=columns,
         sets_of_targets=several,
-        has_mask=has_mask,
         without_weight=without_weight,
         bad={**dict(zip(BAD, bad.tolist(), strict=True)), "rows": len(table["row"])},
         **table,
@@ -305,7 +303,7 @@ def _check_file(path: Path) -> CheckedFile:
 @lru_cache(maxsize=1)  # consecutive units of work read the same file
 def _parse_file(path: Path, state: tuple[int, int] | None) -> CheckedFile:
     """Reads and checks a file; `state` differs if the file has changed."""
-    data = read_bytes(path, MAX_FILE_BYTES, "split it into several files in a folder")
+    data = read_bytes(path, MAX_FILE_BYTES)
     arrays = parse_arrays(data, path)
     if not {"logits", "target"} <= arrays.keys() <= {*ARRAY_NAMES}:
         raise CalibrateError(

@@ -18,7 +18,7 @@ from calibrate.rows.collection import entry_of_rows
 from calibrate.rows.heads import Head, HeadReference, receive_head
 from calibrate.rows.logits_checks import check_no_probabilities, in_float32
 from calibrate.rows.logits_files import RowsOfFiles
-from calibrate.rows.manifest import ShardEntry, require
+from calibrate.rows.manifest import ShardEntry
 from calibrate.rows.rows import Examined, Rows, examine_rows, parse_rows
 from calibrate.rows.sampling import lowest_hashes
 from calibrate.rows.units import Unit, attended_pieces, one_ahead
@@ -94,15 +94,6 @@ def make_shard(source: HeadSource | ArraySource, unit: Unit) -> tuple[bytes, Sha
     return data, entry_of_rows(unit.size, unit.number, rows, data)
 
 
-def check_shard(unit: Unit, data: bytes, path: Path) -> ShardEntry:
-    """The entry of a shard that no manifest lists yet.
-
-    Raises:
-      DamagedError: the bytes are not a shard of this unit.
-    """
-    rows = parse_rows(data, path, unit.size)
-    ends = rows.index[:1].tolist() + rows.index[-1:].tolist()
-    indices = range(unit.first, unit.first + unit.sets)
-    is_of_unit = rows.counts[0] == unit.sets and all(end in indices for end in ends)
-    require(is_of_unit, path, "it holds rows of another unit")
-    return entry_of_rows(unit.size, unit.number, rows, data)
+def read_shard_entry(unit: Unit, data: bytes, path: Path) -> ShardEntry:
+    """The entry of a unit's shard that no manifest lists yet."""
+    return entry_of_rows(unit.size, unit.number, parse_rows(data, path), data)

@@ -14,7 +14,7 @@ import numpy as np
 from calibrate.core.masking import mask_low_logits
 from calibrate.errors import CalibrateError
 from calibrate.rows.rows import Rows, hashes, join_rows
-from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
+from calibrate.storage.atomic_io import check_free, check_writable, write_atomically
 
 FILE_OVERHEAD = 2_048  # upper bound of the bytes of an npz file beside its rows
 
@@ -170,8 +170,7 @@ class Recorder:
             self._bytes -= size
             dropped.unlink(missing_ok=True)
         if rank in self._kept:
-            full = f"{SPACE}, or give a smaller max_bytes than {self._max_bytes:,}"
-            write_atomically(path, rows.pack(), full=full)
+            write_atomically(path, rows.pack())
 
 
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.defaults import MAX_BETA
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import per_cent
-from calibrate.rows.manifest import ArrayType, check_arrays
 from calibrate.storage.npz import pack_arrays, parse_arrays
 
 MAX_HEAD_INDEX = (1 << 15) - 1  # of a layer, and of a head in its layer
@@ -27,12 +26,6 @@ HeadIndices = list[tuple[int, int]]  # (layer, head) of each head, -1 where unkn
 BAD = ("nan", "inf", "masked_target")  # reasons why a row cannot be used
 COUNTS = ("rows", "misranked", "ties", *BAD)
 MAX_BAD_SHARE = 0.01
-TARGETS_AT_ZERO = (
-    "the logits of these are -inf (probability 0) or far below the highest: clip probabilities "
-    "before the logarithm, or check the targets"
-)
-
-SHARD_OVERHEAD = 2_048  # upper bound of the bytes beside the rows
 
 
 class OptionalColumn(NamedTuple):
@@ -194,27 +187,20 @@ def share_misranked(counts: Mapping[str, int]) -> float:
     return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
 
 
-def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
+def check_bad_rows(manifest: Mapping[str, Any]) -> None:
     """Raises UnusableRowsError if more than 1 % of a collection's rows are bad.
 
     Args:
       manifest: with the counts of COUNTS for each size, as `sizes`.
-      has_mask: the user gave a mask; the remedy depends on it.
     """
     totals = {name: sum(size[name] for size in manifest["sizes"]) for name in ("rows", *BAD)}
     bad = {name: totals[name] for name in BAD if totals[name]}
     if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
         reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
-        remedy = "check the logits of the head before calibrating it"
-        if set(bad) == {"nan"}:
-            remedy = "give a mask, or -inf, for items that are padding; otherwise " + remedy
-        if set(bad) == {"masked_target"}:
-            remedy = "a target must be a real item; " + (
-                "is the mask, True for real items, inverted?" if has_mask else TARGETS_AT_ZERO
-            )
         raise UnusableRowsError(
             f"{sum(bad.values()):,} of {totals['rows']:,} rows are bad ({reasons}), more than "
-            f"{per_cent(MAX_BAD_SHARE, 0)}; {remedy}"
+            f"{per_cent(MAX_BAD_SHARE, 0)}; a target must be a real item with a finite logit (is a "
+            "mask, True for real items, inverted?), and padding must be masked, or -inf"
         )
 
 
@@ -224,31 +210,9 @@ def row_bytes(size: int, sets_of_targets: bool = False, columns: Collection[str]
     return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + optional
 
 
-def max_shard_bytes(size: int, n_rows: int) -> int:
-    """Upper bound of the bytes of a shard of so many rows."""
-    return SHARD_OVERHEAD + n_rows * row_bytes(size, True, OPTIONAL_COLUMNS)
-
-
-def parse_rows(data: bytes, path: Path, size: int) -> Rows:
-    """Reads the rows, of a given set size, from the bytes of a shard.
-
-    Raises:
-      DamagedError: the bytes are not a shard of that size.
-    """
-    arrays = parse_arrays(data, path)
-    n_rows = len(np.atleast_1d(arrays.get("target", ())))
-    several = "target" in arrays and arrays["target"].dtype == bool
-    expected: dict[str, ArrayType] = {
-        "logits": ("<f4", (n_rows, size)),
-        "target": ("|b1", (n_rows, size)) if several else ("<i4", (n_rows,)),
-        "entropy": ("<f4", (n_rows,)),
-        "index": ("<i8", (n_rows,)),
-        "counts": ("<i8", (len(COUNTS),)),
-    }
-    given = {name: column for name, column in OPTIONAL_COLUMNS.items() if name in arrays}
-    expected |= {name: (column.dtype, (n_rows,)) for name, column in given.items()}
-    check_arrays(arrays, path, expected)
-    return Rows(**{name: arrays[name] for name in expected})
+def parse_rows(data: bytes, path: Path) -> Rows:
+    """Reads the rows from the bytes of a shard; DamagedError if they are not an npz file."""
+    return Rows(**parse_arrays(data, path))
 
 
 def hashes(index: np.ndarray) -> np.ndarray:

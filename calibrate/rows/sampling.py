@@ -14,14 +14,8 @@ from typing import NoReturn
 import numpy as np
 
 from calibrate.errors import CalibrateError, warn_user
-from calibrate.rows.collection import (
-    MANIFEST_BASE,
-    MANIFEST_PER_HEAD,
-    MANIFEST_PER_SHARD,
-    MANIFEST_PER_SIZE,
-)
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rows import OPTIONAL_COLUMNS, SHARD_OVERHEAD, hashes, row_bytes
+from calibrate.rows.rows import OPTIONAL_COLUMNS, hashes, row_bytes
 from calibrate.rows.units import Unit
 
 # Rows of each size that are kept of a head if rows of every rank are: enough for a rule of a few
@@ -29,6 +23,13 @@ from calibrate.rows.units import Unit
 MAX_KEPT_OF_ALL = 2048
 MAX_ROWS = 1 << 18  # of arrays; solved in about a minute at 1,000 items a row
 MAX_WEIGHT = float(np.finfo(np.float32).max)
+
+# Upper bounds of the bytes of a manifest, and of a shard beside its rows.
+MANIFEST_BASE = 2_048
+MANIFEST_PER_HEAD = 32
+MANIFEST_PER_SIZE = 256
+MANIFEST_PER_SHARD = 256
+SHARD_OVERHEAD = 2_048
 
 
 def lowest_hashes(rows: np.ndarray, first: int, most: int) -> np.ndarray:

@@ -221,7 +221,7 @@ def score_logits(
     for unit in units:
         scores.append(_score_unit(arrays, unit, rules))
         progress.advance()
-    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]})
     return _join_scores(scores, arrays, tuple(rules), fits)
 
 

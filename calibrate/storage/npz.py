@@ -1,6 +1,5 @@
 """npz files: named arrays, written atomically and read without unpickling."""
 
-import errno
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +8,8 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import ArrayLike
 
-from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import read_file, write_atomically
-
-MAX_NPZ_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
-_TOO_LARGE_REMEDY = "restore it from a copy, or write it again"
+from calibrate.errors import DamagedError
+from calibrate.storage.atomic_io import read_bytes, write_atomically
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
@@ -47,26 +43,4 @@ def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
         raise DamagedError(
             f"{path} is not a readable npz file ({failure}); restore it from a copy, or write "
             "arrays of numbers with numpy.savez, rows of each length into a file of their own"
-        ) from failure
-
-
-def read_bytes(path: Path, most: int = MAX_NPZ_BYTES, remedy: str = _TOO_LARGE_REMEDY) -> bytes:
-    """A file's bytes.
-
-    Args:
-      most: the largest number of bytes; a larger file is refused before it is read.
-      remedy: for a file that is too large.
-    Raises:
-      DamagedError: it is too large, or a folder.
-      CalibrateError: it is absent, or cannot be read.
-    """
-    try:
-        return read_file(path, most)
-    except FileNotFoundError:
-        raise CalibrateError(f"{path} does not exist; check the path") from None
-    except OSError as failure:
-        if failure.errno in (errno.EFBIG, errno.EISDIR):
-            raise DamagedError(f"cannot read {path}: {failure.strerror}; {remedy}") from None
-        raise CalibrateError(
-            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
         ) from failure

@@ -104,7 +104,7 @@ def copy_changed(source: Path, target: Path, changes: Mapping[str, TensorChange]
             copy.flush()
             os.fsync(copy.fileno())
     except OSError as failure:
-        raise unwritable(target, failure, CalibrateError) from failure
+        raise unwritable(target, failure) from failure
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
-from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
+from calibrate.storage.atomic_io import read_bytes, user_cache, write_atomically
 from calibrate.storage.fingerprints import sha256_of
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
 from calibrate.version import __version__
@@ -76,8 +76,8 @@ def _cache_path(digest: str) -> Path:
 
 def _read_copy(digest: str) -> bytes | None:
     """The bytes with a digest, from the cache; None if they are absent or damaged."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
-        data = read_file(_cache_path(digest), MAX_FIT_BYTES)
+    with suppress(CalibrateError, RuntimeError):  # RuntimeError: there is no home
+        data = read_bytes(_cache_path(digest), MAX_FIT_BYTES)
         return data if sha256_of(data) == digest else None
     return None
 

@@ -181,7 +181,7 @@ def save_document(document: Mapping[str, Any], path: Path, overwrite: bool) -> P
     data = document_text(document).encode()
     written_id = parse_document(data)["id"]  # a fit that could not be read again is not written
     try:
-        write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
+        write_atomically(path, data, exclusive=not overwrite)
     except FileExistsError:
         with suppress(CoefficientsError):
             if read_document(path)["id"] == written_id:

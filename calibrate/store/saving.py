@@ -34,13 +34,13 @@ def save_to_store(fit: Fit, store: Path) -> tuple[Fit, bool]:
     Returns:
       (the fit with its version and path, True if a file was written).
     Raises:
-      CoefficientsError: an invalid name, a fit that could not be loaded again, or a disk that
-        cannot be written.
+      CoefficientsError: an invalid name, or a fit that could not be loaded again.
+      CalibrateError: the disk cannot be written.
     """
     check_name(fit.name)
     while True:
         try:
-            with locked(store, CoefficientsError) as has_locks:
+            with locked(store) as has_locks:
                 return _save_next_version(fit, store, has_locks)
         except FileExistsError:
             continue  # without locks, another writer took the number
@@ -56,8 +56,8 @@ def _save_next_version(fit: Fit, store: Path, has_locks: bool) -> tuple[Fit, boo
     data = dumps(replace(fit, version=number)).encode()
     saved = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
-        remove_leftovers(path.parent, r"[0-9]+\.json")
-    write_atomically(path, data, CoefficientsError, exclusive=True)
+        remove_leftovers(path.parent)
+    write_atomically(path, data, exclusive=True)
     return saved, True
 
 
@@ -67,8 +67,8 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
 
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
-    """Raises CoefficientsError unless new fits can be written there, before long work."""
-    check_writable(writing_store(store) / LOCK, CoefficientsError)
+    """Raises CalibrateError unless new fits can be written there, before long work."""
+    check_writable(writing_store(store) / LOCK)
 
 
 def provenance(*more: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from msgspec import Meta, Struct
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.storage.npz import read_bytes
+from calibrate.storage.atomic_io import read_bytes
 from calibrate.storage.safetensors_file import StoredTensor
 from calibrate.storage.strict_json import convert, parse
 

@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
 from calibrate.errors import CalibrateError
+from calibrate.storage.atomic_io import read_bytes
 from calibrate.storage.fingerprints import fingerprint_of, require_folder
-from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import FLOATS, read_header
 from calibrate.store.coefficient_file import MODEL_KEY
 from calibrate.transformers.folder_files import (
