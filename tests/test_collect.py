@@ -297,15 +297,33 @@ def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path):
     assert np.mean(np.concatenate(ranks)) == pytest.approx(of_all, abs=0.1)
 
 
-def test_logits_as_a_tensor_are_refused():
+def test_a_head_may_return_tensors():
     torch = pytest.importorskip("torch", reason="needs the extra torch")
 
     class Tensors(ToyHead):
         def attend(self, batch):
-            return batch._replace(logits=torch.from_numpy(np.array(super().attend(batch).logits)))
+            return batch._replace(logits=torch.tensor(super().attend(batch).logits))
 
-    with pytest.raises(CalibrateError, match=r"\.numpy"):
-        calibrate.collect(Tensors(1.0), [16], 20)
+    found, expected = (calibrate.collect(head, [16], 20) for head in (Tensors(), ToyHead()))
+    assert found.digest == expected.digest
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("target", np.arange(20) + 4, r"'toy': sample gave a target of 16\b"),
+        ("target", np.zeros(19, int), r"'toy': sample gave a target of int64\(19,\)"),
+        ("logits", np.zeros((20, 8)), r"'toy': attend gave \.logits float64\(20, 8\)"),
+        ("logits", np.zeros((20, 16), int), r"'toy': attend gave \.logits int64\(20, 16\)"),
+    ],
+)
+def test_what_a_head_returns_is_checked(column, value, message):
+    class Broken(ToyHead):
+        def sample(self, *draws):
+            return super().sample(*draws)._replace(**{column: value})
+
+    with pytest.raises(CalibrateError, match=message):
+        calibrate.collect(Broken(), [16], 20)
 
 
 class SeveralTargets(ToyHead):

@@ -33,7 +33,6 @@ from calibrate.jax.attention import dot_product_attention
 from calibrate.parallel import Jobs, run
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.diagnosis import diagnose
-from calibrate.rows.heads import load_head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rows import UnusableRowsError
 from calibrate.store.entries import Entry
@@ -384,10 +383,6 @@ def unfinished(home):
     calibrate.solve(home / "part")
 
 
-def absent_module(home):
-    load_head("no_such_module:head")
-
-
 # A call in Python, the same on the command line, and what the message names in each.
 FAILURES = {
     other_sets: (
@@ -401,10 +396,6 @@ FAILURES = {
         "--loss least-squares",
     ),
     diagnosis_of_misranked: ("diagnose {home}/misranked", *2 * ["misranked"]),
-    absent_module: (
-        "collect --head no_such_module:head --sizes 16",
-        *2 * ["no_such_module"],
-    ),
 }
 
 

@@ -68,7 +68,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         path = error.filename or "output"
         return f"{path}: {error.strerror or error}; check the path and the disk"
-    return f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback"
+    return f"{type(error).__name__}: {error}; --debug shows the traceback"
 
 
 def _print_warning(message: Any, *_: Any, **__: Any) -> None:

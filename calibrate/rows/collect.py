@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collection import RowCollection, rows_in_memory, shard_name
-from calibrate.rows.heads import Head, call_member, head_to_send
+from calibrate.rows.heads import Head, head_to_send
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.make_shard import (
     COLLECT_STREAM,
@@ -130,10 +130,8 @@ def plan_head(
         configuration["trained_up_to"] = int(head.trained_up_to)
     units = [unit for size in sizes for unit in plan_units(size, sets, unit_sizes)]
     first = units[0]  # its targets are positions or masks, as those of every unit
-    batch = call_member(
-        head, "sample", unit_seed(COLLECT_STREAM, seed, first), first.size, first.sets
-    )
-    sets_of_targets = np.asarray(getattr(batch, "target", None)).ndim > 1
+    batch = head.sample(unit_seed(COLLECT_STREAM, seed, first), first.size, first.sets)
+    sets_of_targets = np.ndim(batch.target) > 1
     bytes_of_row = {size: row_bytes(size, sets_of_targets) for size in sizes}
     quotas = unit_quotas(units, keep, max_bytes, bytes_of_row)
     sent, per_piece, misranked_only = head_to_send(head), unit_sizes.items_per_piece, keep != "all"

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from calibrate.core.masking import is_tensor
-from calibrate.errors import CalibrateError, command
-from calibrate.rows.logits_checks import check_target
+from calibrate.errors import CalibrateError
 
 WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_HOW_TO_DEBUG = f"the traceback (`{command('', debug=True)}`) shows the place"
 
 
 class Head(Protocol):
@@ -167,15 +162,9 @@ def import_attribute(reference: str, folder: Path) -> Any:
 
 def _load_plugin(reference: str, folder: Path) -> Head:
     """Loads the head at module:attribute; a class or a function is called without arguments."""
-    try:
-        head = import_attribute(reference, folder)
-        if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
-            head = head()
-    except Exception as failure:
-        raise CalibrateError(
-            f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
-            f"modules are searched in {folder.absolute()} first; {_HOW_TO_DEBUG}"
-        ) from failure
+    head = import_attribute(reference, folder)
+    if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
+        head = head()
     check_head(head, reference)
     checked: Head = head
     return checked
@@ -195,10 +184,7 @@ def built_in_heads() -> list[str]:
 
 
 def check_head(head: Any, reference: str) -> None:
-    """Raises CalibrateError with the name of a member that is absent or invalid.
-
-    The results of `sample`, `attend` and `correct` are checked at each call.
-    """
+    """Raises CalibrateError with the name of a member that is absent or invalid."""
     name, fingerprint = getattr(head, "name", None), getattr(head, "fingerprint", None)
     if not isinstance(name, str) or not name.isprintable() or not name.strip():
         raise CalibrateError(f"head {reference}: name is {name!r}; give a printable text")
@@ -207,62 +193,8 @@ def check_head(head: Any, reference: str) -> None:
             f'head {reference}: fingerprint is {fingerprint!r}; give "sha256:" and a digest of '
             "everything that determines its logits, such as its weights"
         )
-    for member in ("sample", "attend", "correct"):
-        method = getattr(head, member, None)
-        if not callable(method) and (member != "correct" or method is not None):
+    for member in ("sample", "attend"):
+        if not callable(getattr(head, member, None)):
             raise CalibrateError(
-                f"head {reference}: {member} is {method!r}; give a method (help(calibrate.Head))"
+                f"head {reference} has no method {member}; give one (help(calibrate.Head))"
             )
-
-
-def call_member(head: Any, member: str, *arguments: Any) -> Any:
-    """Calls a member of a head; raises CalibrateError with the name of the member if it fails."""
-    method = getattr(head, member, None)
-    if method is None:
-        raise CalibrateError(
-            f"head {head.name!r} has no {member}; give the member (help(calibrate.Head))"
-        )
-    try:
-        return method(*arguments)
-    except CalibrateError:
-        raise
-    except Exception as failure:
-        seeds = "jax.random.key takes seed >> 1; " if isinstance(failure, OverflowError) else ""
-        raise CalibrateError(
-            f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
-            f"{seeds}{_HOW_TO_DEBUG}"
-        ) from failure
-
-
-def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
-    """Raises CalibrateError unless a batch has `count` rows and valid targets."""
-    import jax
-
-    leaves = jax.tree.leaves(batch)
-    if not hasattr(batch, "target") or any(np.shape(leaf)[:1] != (count,) for leaf in leaves):
-        raise CalibrateError(
-            f"head {head.name!r}: sample gave a {type(batch).__name__}; give a pytree with "
-            f".target, such as a NamedTuple, whose leaves have {count} rows each"
-        )
-    check_target(batch.target, size, count, f"head {head.name!r}: sample gave a target of")
-
-
-def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
-    """Raises CalibrateError unless `attend` gave float logits, one row per input."""
-    logits: Any = getattr(attended, "logits", None)
-    if is_tensor(logits):
-        raise CalibrateError(
-            f"head {head.name!r}: attend gave a tensor of PyTorch as .logits; give "
-            ".logits.detach().cpu().numpy()"
-        )
-    given = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
-    if np.ma.is_masked(logits):
-        raise CalibrateError(
-            f"head {head.name!r}: attend gave a masked array of NumPy as .logits; give "
-            ".logits.filled(-numpy.inf)"
-        )
-    if np.shape(logits) != (count, size) or not np.issubdtype(np.dtype(logits.dtype), np.floating):
-        raise CalibrateError(
-            f"head {head.name!r}: attend gave {given}; give .logits of shape {(count, size)}, "
-            "floats, the scores before softmax"
-        )

@@ -16,12 +16,12 @@ import numpy as np
 from calibrate.core.masking import warn_of_masks
 from calibrate.rows.collection import entry_of_rows
 from calibrate.rows.heads import Head, HeadReference, receive_head
-from calibrate.rows.logits_checks import check_no_probabilities, in_float32
+from calibrate.rows.logits_checks import check_no_probabilities
 from calibrate.rows.logits_files import RowsOfFiles
 from calibrate.rows.manifest import ShardEntry
 from calibrate.rows.rows import Examined, Rows, examine_rows, parse_rows
 from calibrate.rows.sampling import lowest_hashes
-from calibrate.rows.units import Unit, attended_pieces, one_ahead
+from calibrate.rows.units import Unit, attended_pieces
 
 COLLECT_STREAM = "collect"  # of inputs; `evaluate` draws from another one
 
@@ -40,14 +40,14 @@ class HeadSource:
         """Draws the inputs of a unit and runs the head on them."""
         head = receive_head(self.head)
         logits = np.empty((unit.sets, unit.size), np.float32)
-        targets, n_masks = [], 0
-        pieces = attended_pieces(head, COLLECT_STREAM, self.seed, unit, self.items_per_piece)
-        for part, batch, attended in one_ahead(pieces):
-            logits[part], n_masks_of_piece = in_float32(np.asarray(attended.logits))
-            targets.append(np.asarray(batch.target))
-            n_masks += n_masks_of_piece
+        targets, n_masked = [], 0
+        stream, per_piece = COLLECT_STREAM, self.items_per_piece
+        for piece in attended_pieces(head, stream, self.seed, unit, per_piece):
+            logits[piece.part] = piece.logits
+            targets.append(piece.target)
+            n_masked += piece.n_masked
         if unit.number == 0:
-            warn_of_masks(f"head {head.name!r}: attend gave", n_masks)
+            warn_of_masks(f"head {head.name!r}: attend gave", n_masked)
         check_no_probabilities(logits, f"head {head.name!r}: attend gave")
         target = np.concatenate(targets)
         return Rows(logits, target.astype(np.int32) if target.ndim == 1 else target)

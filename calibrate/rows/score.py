@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import row_entropy
@@ -18,24 +17,20 @@ from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, ROWS, SETS, Metric, P
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
-from calibrate.rows.heads import Head, HeadReference, call_member, head_to_send, receive_head
+from calibrate.rows.heads import Head, HeadReference, head_to_send, receive_head
 from calibrate.rows.likelihood_profile import log_p
-from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rows import BAD, check_bad_rows, head_label, known_index, target_logit
+from calibrate.rows.rows import BAD, check_bad_rows, head_label, known_index
 from calibrate.rows.units import (
     UNIT_SIZES,
     Unit,
     UnitSizes,
     attended_pieces,
-    one_ahead,
     plan_units,
 )
 from calibrate.store.fit import Fit, identity
 
 EVALUATE_STREAM = "evaluate"  # of inputs; `collect` draws from another one
-MIN_EXACT_P = 1e-30  # a smaller probability is not exact in float32
-MIN_LOG_P = -1e30  # finite, for a rule whose log p is -infinity
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
 
 
@@ -103,31 +98,29 @@ def _score_size(
     fits: Sequence[Fit],
 ) -> dict[Metric, np.ndarray]:
     """Runs the head once on all inputs of a size; scores (fits, sets) by metric."""
-    head, scores = receive_head(sent), dict[Metric, np.ndarray]()
+    head, parts = receive_head(sent), []
+    is_scored = callable(getattr(head, "correct", None)) or hasattr(head, "correct_each")
     for unit in plan_units(size, sets):
-        for part, batch, attended in one_ahead(attended_pieces(head, EVALUATE_STREAM, seed, unit)):
-            for metric, of_piece in _score_piece(head, batch, attended, fits).items():
-                if metric not in scores:
-                    scores[metric] = np.empty((len(fits), sets), np.float32)
-                scores[metric][:, unit.first :][:, part] = of_piece.T
-    return scores
+        logits, target, betas, right = [], [], [], []
+        for piece in attended_pieces(head, EVALUATE_STREAM, seed, unit):
+            logits.append(piece.logits)
+            target.append(piece.target)
+            betas.append(betas_of_rows(piece.logits, fits))
+            if is_scored:
+                weights = softmax_at(piece.logits, betas[-1])
+                right.append(_call_correct(head, piece.attended, weights))
+        scores = score_rows(*map(np.concatenate, (logits, target, betas)))
+        parts.append(scores | ({RIGHT: np.concatenate(right).T} if is_scored else {}))
+    return _concatenate_scores(parts)
 
 
-def _score_piece(
-    head: Head, batch: Any, attended: Any, fits: Sequence[Fit]
+def score_rows(
+    logits: np.ndarray, target: np.ndarray, betas: np.ndarray
 ) -> dict[Metric, np.ndarray]:
-    """Scores some inputs, by metric: (count, fits), or (count, 1) if equal for all fits."""
-    logits, _ = in_float32(np.asarray(attended.logits))
-    target, betas = np.asarray(batch.target), betas_of_rows(logits, fits)
-    weights = softmax_at(logits, betas)
-    scores = {
-        LOG_P: log_p_of_target(logits, target, betas, weights),
-        CONFIDENCE: weights.max(axis=-1),
-        RANKED: ranked_first(logits, target)[:, None],
-    }
-    if callable(getattr(head, "correct", None)) or hasattr(head, "correct_each"):
-        scores[RIGHT] = _call_correct(head, attended, weights)
-    return scores
+    """(rules, rows) float32 scores of logits (rows, n) at betas (rows, rules), by metric."""
+    of_target, of_top = (log_p(logits, x, betas).T for x in (target, logits.argmax(axis=1)))
+    ranked = np.broadcast_to(ranked_first(logits, target), of_target.shape)
+    return {LOG_P: of_target, CONFIDENCE: np.exp(of_top), RANKED: ranked}
 
 
 def betas_of_rows(z: np.ndarray, fits: Sequence[Fit]) -> np.ndarray:
@@ -137,23 +130,6 @@ def betas_of_rows(z: np.ndarray, fits: Sequence[Fit]) -> np.ndarray:
     for column, fit in zip(betas.T, fits, strict=True):
         column[:] = fit.only.beta_at(H.astype(float), log_n, fit.rule)
     return betas
-
-
-def log_p_of_target(
-    z: np.ndarray, target: np.ndarray, betas: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """(count, fits) log p of the target, or of several in total, also if p is 0 in float32.
-
-    The top item has p = 1 / sum, and the log-odds of the target to it are beta times the difference
-    of their logits.
-    """
-    below = (target_logit(z, target) - z.max(axis=1)).astype(float)
-    log_odds = np.maximum(betas.astype(float) * below[:, None], MIN_LOG_P)
-    of_highest: np.ndarray = log_odds + np.log(weights.max(axis=-1))
-    if target.ndim == 1:
-        return of_highest
-    total = (weights * target[:, None]).sum(axis=-1)
-    return np.where(total > MIN_EXACT_P, np.log(np.maximum(total, MIN_EXACT_P)), of_highest)
 
 
 def softmax_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
@@ -169,19 +145,16 @@ def softmax_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
 
 def _call_correct(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:
     """bool (count, rules), True where the head is correct with weights (count, rules, n)."""
-    count, n_rules, _ = weights.shape
     if hasattr(head, "correct_each"):
-        correct = call_member(head, "correct_each", attended, weights)
-        return _check_correct(head, correct, (count, n_rules))
-    columns = (call_member(head, "correct", attended, weights[:, i]) for i in range(n_rules))
-    return np.stack([_check_correct(head, column, (count,)) for column in columns], axis=1)
-
-
-def _check_correct(head: Head, correct: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    correct = np.asarray(correct)
-    if correct.shape != shape or correct.dtype != bool:
-        given = f"{correct.dtype}{correct.shape}"
-        raise CalibrateError(f"head {head.name!r}: correct gave {given}, expected bool {shape}")
+        correct = np.asarray(head.correct_each(attended, weights))
+    else:
+        each = [head.correct(attended, weights[:, i]) for i in range(weights.shape[1])]
+        correct = np.stack(each, axis=-1)
+    if correct.shape != weights.shape[:2] or correct.dtype != bool:
+        raise CalibrateError(
+            f"head {head.name!r}: correct gave {correct.dtype}{correct.shape} for all rules, "
+            f"expected bool {weights.shape[:2]}"
+        )
     return correct
 
 
@@ -252,11 +225,8 @@ def _score_unit(arrays: Arrays, unit: Unit, rules: Mapping[str, Fit]) -> dict[Me
     betas = np.stack(
         [_betas_by_head(fit, arrays, head_number, H, log_n) for fit in rules.values()], axis=1
     )
-    of_target, of_top = (
-        log_p(rows.logits, target, betas).T for target in (rows.target, rows.logits.argmax(1))
-    )
-    ranked = np.broadcast_to(ranked_first(rows.logits, rows.target), of_target.shape)
-    return {P: np.exp(of_target), LOG_P: of_target, CONFIDENCE: np.exp(of_top), RANKED: ranked}
+    scores = score_rows(rows.logits, rows.target, betas)
+    return {P: np.exp(scores[LOG_P]), **scores}
 
 
 def _betas_by_head(

@@ -1,14 +1,18 @@
 """Units of work: parts of the rows of one size, each with a seed, and a head that runs on them."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from calibrate.rows.heads import Head, call_member, check_batch, check_logits
+from calibrate.core.masking import on_cpu
+from calibrate.errors import CalibrateError
+from calibrate.rows.heads import Head
+from calibrate.rows.logits_checks import check_target, in_float32
 
 
 @dataclass(frozen=True)
@@ -53,30 +57,43 @@ def unit_seed(stream: str, seed: int, unit: Unit) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
+class Piece(NamedTuple):
+    """Some inputs of a unit, and the head's result."""
+
+    part: slice  # of the unit's rows
+    batch: Any
+    attended: Any
+    logits: np.ndarray  # (count, size) float32, -inf where masked
+    target: np.ndarray  # (count,) int, or (count, size) bool
+    n_masked: int  # finite logits that count as masked
+
+
 def attended_pieces(
     head: Head,
     stream: str,
     seed: int,
     unit: Unit,
     items_per_piece: int = UNIT_SIZES.items_per_piece,
-) -> Iterator[tuple[slice, Any, Any]]:
-    """Runs a head on a unit, piece by piece: (slice of the unit's rows, batch, attended)."""
-    batch = call_member(head, "sample", unit_seed(stream, seed, unit), unit.size, unit.sets)
-    check_batch(head, batch, unit.size, unit.sets)
-    per_piece = max(1, items_per_piece // unit.size)
+) -> Iterator[Piece]:
+    """Runs a head on a unit, piece by piece.
+
+    Raises:
+      CalibrateError: a target is not a position, or the logits are not floats (count, size).
+    """
+    size = unit.size
+    batch = head.sample(unit_seed(stream, seed, unit), size, unit.sets)
+    check_target(batch.target, size, unit.sets, f"head {head.name!r}: sample gave a target of")
+    per_piece = max(1, items_per_piece // size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
         piece = jax.tree.map(itemgetter(part), batch)
-        attended = call_member(head, "attend", piece)
-        check_logits(head, attended, unit.size, part.stop - part.start)
-        yield part, piece, attended
-
-
-def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """Yields the same items, each after the next is made: JAX then computes in the background."""
-    iterator = iter(items)
-    for current in iterator:
-        for following in iterator:
-            yield current
-            current = following
-        yield current
+        attended = head.attend(piece)
+        logits = np.asarray(on_cpu(attended.logits, "attend's .logits"))
+        count = part.stop - part.start
+        if logits.shape != (count, size) or not np.issubdtype(logits.dtype, np.floating):
+            raise CalibrateError(
+                f"head {head.name!r}: attend gave .logits {logits.dtype}{logits.shape}; give "
+                f"floats {(count, size)}, the scores before softmax"
+            )
+        logits, n_masked = in_float32(logits)
+        yield Piece(part, piece, attended, logits, np.asarray(piece.target), n_masked)

@@ -75,9 +75,9 @@ def draw_examples(head: Any, sizes: Sequence[int], sets: int, seed: int) -> list
 
 def _draw_size(head: Any, size: int, sets: int, seed: int) -> ExampleSets:
     pieces = [
-        (np.asarray(attended.logits, float), batch.target, batch.priority,
-         spread_bound(head.params, batch.query, np.asarray(attended.features)))
-        for _, batch, attended in attended_pieces(head, STREAM, seed, Unit(size, 0, 0, sets))
+        (piece.logits.astype(float), piece.target, piece.batch.priority,
+         spread_bound(head.params, piece.batch.query, np.asarray(piece.attended.features)))
+        for piece in attended_pieces(head, STREAM, seed, Unit(size, 0, 0, sets))
     ]  # fmt: skip
     logits, target, keys, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
     largest = np.argsort(keys, axis=1)[:, -N_LARGEST:]
