@@ -11,9 +11,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import length_hint
 from typing import Any, Protocol, TypeVar
 
@@ -23,8 +23,6 @@ T = TypeVar("T")
 Outcome = tuple[int, T, list[str]]  # (number of the task, its result, its warnings)
 
 SECONDS_TO_CONNECT = 10.0  # to a Dask scheduler, and to its first worker
-# Of each worker: imports take 1.4 s of an Intel Xeon at 2.5 GHz, and compiling 1.5 s or more.
-SECONDS_TO_START = 4.0
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,6 @@ class Jobs:
     def uses_workers(self) -> bool:
         """True if tasks run in other processes."""
         return self.processes > 1 or self.dask is not None or self.threads is not None
-
-    def for_work(self, seconds: float) -> "Jobs":
-        """This process alone, if workers would take longer to start than they save.
-
-        Args:
-          seconds: of the work in one process, about.
-        """
-        saved = seconds * (1 - 1 / self.processes)
-        if self.dask is not None or self.threads is not None or saved > SECONDS_TO_START:
-            return self
-        return replace(self, processes=1)
 
 
 ONE_PROCESS = Jobs()
@@ -68,8 +55,7 @@ def run(
       jobs: processes or cluster. Warnings of a task are repeated in this process.
       report: called in this process with each result as it arrives.
     Raises:
-      CalibrateError: a task cannot be serialised, or a process died; what has been reported by
-        then is done.
+      CalibrateError: a process died; what has been reported by then is done.
     """
     if not jobs.uses_workers:
         results = []
@@ -78,12 +64,18 @@ def run(
             report(results[-1])
         return results
     by_number: dict[int, T] = {}
-    with _clear_errors(), contextlib.closing(_outcomes(tasks, jobs)) as outcomes:
-        for number, result, messages in outcomes:
-            for message in messages:
-                warnings.warn(message, stacklevel=2)
-            by_number[number] = result
-            report(result)
+    try:
+        with contextlib.closing(_outcomes(tasks, jobs)) as outcomes:
+            for number, result, messages in outcomes:
+                for message in messages:
+                    warnings.warn(message, stacklevel=2)
+                by_number[number] = result
+                report(result)
+    except BrokenProcessPool as failure:
+        raise CalibrateError(
+            "a worker process died (killed, or out of memory?); finished units are kept, and the "
+            "same command resumes (fewer processes need less memory)"
+        ) from failure
     return [by_number[number] for number in range(len(by_number))]
 
 
@@ -155,27 +147,14 @@ def _on_cluster(
 
 
 def _serialise(task: Callable[[], Any]) -> bytes:
-    """The bytes of a task for `_call`; CalibrateError if it cannot be serialised."""
     import cloudpickle
 
-    try:
-        return bytes(cloudpickle.dumps(task))
-    except Exception as failure:
-        raise CalibrateError(
-            f"the task cannot be sent to another process ({type(failure).__name__}: {failure}); "
-            "load the head by its name (module:attribute), or use one process"
-        ) from failure
+    return bytes(cloudpickle.dumps(task))
 
 
 def _call(number: int, task_bytes: bytes) -> Outcome[Any]:
     """Runs a task in a worker."""
-    try:
-        task = pickle.loads(task_bytes)
-    except Exception as failure:
-        raise CalibrateError(
-            f"a worker cannot load its task ({type(failure).__name__}: {failure}); it needs this "
-            "version of calibrate, and the head's modules and files under the same paths"
-        ) from failure
+    task = pickle.loads(task_bytes)
     with warnings.catch_warnings(record=True) as caught:
         return number, task(), [str(warning.message) for warning in caught]
 
@@ -201,18 +180,6 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
-
-
-@contextlib.contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Raises CalibrateError if a worker is killed."""
-    try:
-        yield
-    except BrokenProcessPool as failure:
-        raise CalibrateError(
-            "a worker process died (killed, or out of memory?); finished units are kept, and the "
-            "same command resumes (fewer processes need less memory)"
-        ) from failure
 
 
 class Progress(Protocol):

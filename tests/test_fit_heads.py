@@ -11,7 +11,6 @@ from fake_progress import Told
 from planted import planted_rows
 
 import calibrate
-from calibrate import parallel
 from calibrate.core.rule import POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.fitting.fit_collection import drop_refused_rules, fit_collection, fit_head
@@ -154,8 +153,7 @@ def test_from_arrays_on_disk_to_the_runtime(here):
 
 
 @pytest.mark.parametrize("jobs", [Jobs(), pytest.param(Jobs(2), marks=pytest.mark.slow)])
-def test_neither_jobs_nor_groups_change_a_fit(jobs, result, here, monkeypatch):
-    monkeypatch.setattr(parallel, "SECONDS_TO_START", 0.0)
+def test_neither_jobs_nor_groups_change_a_fit(jobs, result, here):
     collection = collect_arrays(Arrays.in_memory("model", arrays_of()), here / "run")
     told = Told()
     other = fit_collection(collection, "model", None, jobs, told, rows_per_group=1)

@@ -114,13 +114,6 @@ def test_the_error_of_a_task_is_raised():
         run([partial(abs, 1), fail], TWO)
 
 
-def test_workers_start_only_for_work_that_outweighs_their_start():
-    assert TWO.for_work(5.0) == Jobs()
-    assert TWO.for_work(60.0) == TWO
-    for kept in (Jobs(dask="tcp://host:1"), Jobs(threads=1)):
-        assert kept.for_work(0.0) == kept
-
-
 def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
     monkeypatch.setenv("NPROC", "7")
     spans = sorted(run([partial(span, 0.1)] * 3, Jobs(1, threads=1)))
@@ -129,13 +122,6 @@ def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
         assert pid != os.getpid()
         assert threads == "1"
     assert run([partial(os.getenv, "NPROC")], TWO) == ["7"]
-
-
-def test_a_head_that_cannot_be_sent_is_named(tmp_path):
-    head = ToyHead()
-    head.lock = threading.Lock()
-    with pytest.raises(CalibrateError, match="_thread.lock"):
-        collected(tmp_path / "run", head=head)
 
 
 def test_a_loaded_head_is_sent_by_its_reference(here):
@@ -211,8 +197,6 @@ def test_a_cluster_gives_results_warnings_and_failures(cluster):
         run([os.getpid, fail], jobs)
     with pytest.raises(CalibrateError, match=r"(?s)the cluster did not finish a task.*died"):
         run([die], jobs)
-    with pytest.raises(CalibrateError, match="_thread.lock"):
-        run([threading.Lock().acquire], jobs)
 
 
 def test_no_scheduler_and_no_worker_are_one_line(distributed, monkeypatch):

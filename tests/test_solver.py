@@ -6,7 +6,6 @@ import reference
 from conftest import ToyHead
 
 import calibrate
-from calibrate import parallel
 from calibrate.parallel import Jobs
 from calibrate.rows import root_finding
 from calibrate.rows.collect import collect_from_head
@@ -228,7 +227,6 @@ def test_every_input_is_solved_as_by_the_reference(tmp_path):
 
 @pytest.mark.slow
 def test_solving_does_not_depend_on_the_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "SECONDS_TO_START", 0.0)
     collection = collect_from_head(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
     one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))
     for a, b in zip(one[:-2], two[:-2], strict=True):

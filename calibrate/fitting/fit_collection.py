@@ -34,7 +34,6 @@ from calibrate.fitting.held_out import (
     join_held_out,
     list_procedures,
     score_held_out,
-    seconds_to_fit,
 )
 from calibrate.fitting.least_squares import r_squared_of_log_beta
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
@@ -92,7 +91,6 @@ def fit_collection(
     groups = _group_heads(collection.heads, n_rows, rows_per_group)
     tasks = [partial(_fit_group, absolute, heads, options) for heads in groups]
     progress.begin("fitting heads", len(tasks), len(collection.heads))
-    jobs = jobs.for_work(seconds_to_fit(n_rows, len(collection.heads)))
     fits = run(tasks, jobs, lambda of_group: progress.advance(len(of_group[0])))
     heads = [head for of_group, _ in fits for head in of_group]
     statuses = Counter[str]()

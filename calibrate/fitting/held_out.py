@@ -85,11 +85,6 @@ def list_procedures(solved: SolvedInputs, options: FitOptions) -> list[str]:
     return [*KINDS, *([LEAST_SQUARES] if enough or options.loss == LEAST_SQUARES else [])]
 
 
-def seconds_to_fit(n_rows: int, n_heads: int = 1) -> float:
-    """Seconds to fit heads and score their held-out rows, on an Intel Xeon at 2.5 GHz."""
-    return 0.5 * n_heads + 1.5e-4 * n_rows
-
-
 def score_held_out(
     solved: SolvedInputs,
     procedures: Sequence[str],
@@ -114,7 +109,6 @@ def score_held_out(
         for i in range(N_FOLDS)
     )
     progress.begin("fitting", N_FOLDS)
-    jobs = jobs.for_work(seconds_to_fit(len(fold)))
     rules_of_folds = run(tasks, jobs, lambda rules: progress.advance())
     fitted = [
         procedure for procedure in procedures if all(procedure in rules for rules in rules_of_folds)

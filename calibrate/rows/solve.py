@@ -14,7 +14,6 @@ from calibrate.rows.likelihood_profile import Profile, join_profiles, make_profi
 from calibrate.rows.optimal_beta import INTERIOR, STATUS_NAMES, row_status, solve_batches
 from calibrate.rows.rows import OPTIONAL_COLUMNS, HeadIndices, Rows, target_logit
 
-SECONDS_PER_ITEM = 5e-7  # to solve a row, of an Intel Xeon at 2.5 GHz
 QUARTILES = 0.25, 0.5, 0.75
 
 
@@ -142,8 +141,6 @@ def solve_collection(
     The result does not depend on the jobs.
     """
     tasks = [partial(_read_and_solve, read) for read in collection.readers(heads)]
-    n_items = sum(shard["kept"] * shard["size"] for shard in collection.manifest["shards"])
-    jobs = jobs.for_work(SECONDS_PER_ITEM * n_items)
     return concatenate_solved(run(tasks, jobs))._replace(collection=collection)
 
 
