@@ -166,8 +166,8 @@ def test_saving_over_a_damaged_file_is_refused(tmp_path, old, new):
      ("provenance", {"created": "today"})],
 )  # fmt: skip
 def test_a_fit_that_could_not_be_read_again_is_not_saved(tmp_path, field, value):
-    place = "note" if field == "extra" else field
-    with pytest.raises(calibrate.CoefficientsError, match=rf"^{place}\b"):
+    place = "`note`" if field == "extra" else rf"\$\.{field}"
+    with pytest.raises(calibrate.CoefficientsError, match=place):
         rich_fit(**{field: value}).save(tmp_path / "a.json")
     assert not list(tmp_path.iterdir())
 

@@ -180,7 +180,7 @@ CONFIGURATIONS = {
     "num_key_value_heads": (10**6, "declares a model of 1,024,046,240 weights, and its files"),
     "vocab_size": (10**12, "m declares a model of 64,000,"),
     "intermediate_size": (40, "mlp.down_proj.weight in m has the shape (32, 48), and its config.j"),
-    "size": ("x" * 2**22, "config.json: it has 4,194,"),
+    "size": ("x" * 2**22, "config.json has 4,194,"),
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def test_a_bad_line_is_named_before_the_model_is_opened():
     write_lines("p.jsonl", [question(0), {"id": 3, **question(0)}, question(1)])
     Path("empty").mkdir()
     line = refusal("model", "collect", "--model", "empty", "--prompts", "p.jsonl")
-    assert "p.jsonl, line 2: id is not a known field" in line
+    assert "p.jsonl, line 2: the line: Object contains unknown field `id`" in line
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_a_bad_line_is_named_before_the_model_is_opened():
     [
         ("{", "one JSON object a line"),
         ({"prompt": "a"}, "the line is not a prompt with its answer"),
-        ({"prompt": "a", "answer": ""}, 'answer is ""'),
+        ({"prompt": "a", "answer": ""}, "$.answer"),
         ({"prompt": "a", "answer_ids": [1]}, "not a prompt with its answer"),
-        ({"prompt": "a", "answer": "b", "more": 1}, "more is not a known field"),
-        ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
-        ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
-        ({"prompt_ids": [1], "answer_ids": []}, "answer_ids is []"),
-        ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1"),
-        ({"prompt": "a", "answer": "b", "group": True}, "group is true"),
-        ({"prompt": "a", "answer": "b", "group": ""}, "group is"),
+        ({"prompt": "a", "answer": "b", "more": 1}, "unknown field `more`"),
+        ({"prompt": "a", "answer": "b", "template": "a\nb"}, "$.template"),
+        ('{"prompt": "a", "answer": "\\ud800"}', "$.answer"),
+        ({"prompt_ids": [1], "answer_ids": []}, "$.answer_ids"),
+        ({"prompt_ids": [1], "answer_ids": [-1]}, "$.answer_ids[0]"),
+        ({"prompt": "a", "answer": "b", "group": True}, "$.group"),
+        ({"prompt": "a", "answer": "b", "group": ""}, "$.group"),
     ],
 )
 def test_lines_that_are_no_prompts_are_refused(line, value):

@@ -14,12 +14,6 @@ MAX_DEPTH = 32
 MAX_VALUES = 1 << 21  # each takes far more memory than its text
 FLOAT32_MAX = 3.4028234663852886e38
 _MAX_SHOWN = 80  # characters of a value in a message
-# The messages of msgspec end with the place, as in "... - at `$.entries[0].domain`". Within a
-# dictionary they do not name the key: "... - at `$.options[...]`", "... - at `key` in `$.options`".
-_PLACED = re.compile(r"(.*?)(?: - at (`key` in )?`\$([^`]*?)(\[\.\.\.\])?`)?", re.DOTALL)
-_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
 # Control characters, marks of direction, separators of lines and lone surrogates may command a
 # terminal, or hide what a text says.
@@ -29,11 +23,9 @@ _UNPRINTABLE = (
 )
 UNICODE = r"^(?![\s\S]*[\ud800-\udfff])"  # without lone surrogates
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$(?!\n)"  # of a fit
-NAME_WORDS = (
-    "lower-case letters, digits, '.', '_' and '-', the first a letter or a digit, at most 64"
-)
 PRINTABLE = rf"^(?![\s\S]*[{_UNPRINTABLE}])"
 PRINTABLE_LINES = rf"^(?![\s\S]*(?!\n)[{_UNPRINTABLE}])"
+_REGEX = re.compile(r"matching regex '.*'(?= - at )", re.DOTALL)  # in messages of msgspec
 
 PrintableText = Annotated[str, Meta(min_length=1, max_length=1000, pattern=PRINTABLE)]
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", max_length=71)]
@@ -122,37 +114,15 @@ def convert(value: Any, kind: Any, remedy: str, root: str = "the file") -> Any:
       value: of dictionaries, lists, texts and numbers.
       kind: a type that msgspec checks: a Struct, or an annotated type such as `Count`.
       remedy: how to correct a wrong value.
-      root: the name of the value in messages; its fields are named by their path.
+      root: the name of the value, `$`, in messages.
     Raises:
-      CoefficientsError: it is of another type; the message names the place, the value and the
-        remedy.
+      CoefficientsError: it is of another type; the message names the place and the remedy.
     """
     try:
         return msgspec.convert(value, kind)
-    except UnicodeEncodeError as failure:  # a key, or one of a few words, with a lone surrogate
-        raise CoefficientsError(
-            f"{root} has {describe(failure.object)}, which is not Unicode text; {remedy}"
-        ) from None
-    except msgspec.ValidationError as failure:
-        match = _PLACED.fullmatch(str(failure))
-        assert match is not None  # it matches any text
-        reason, of_key, path, of_item = match.groups(default="")
-    place = path.removeprefix(".")
-    if field := _FIELD.fullmatch(reason):
-        name = field[2] if _PLAIN_NAME.fullmatch(field[2]) else describe(field[2])
-        state = "absent: it is required" if field[1] == "missing required" else "not a known field"
-        raise CoefficientsError(f"{place}{'.' * bool(place)}{name} is {state}; {remedy}")
-    for name, index in _STEP.findall(path):
-        value = value[name] if name else value[int(index)]
-    subject = f"{place or root} is {describe(value)}"
-    if of_key or of_item:
-        subject = f"{'a key' if of_key else 'an item'} of {place or root}, {describe(value)}"
-    for pattern in (PRINTABLE, PRINTABLE_LINES):
-        reason = reason.replace(f" matching regex {pattern!r}", " of printable characters")
-    reason = reason.replace(f" matching regex {UNICODE!r}", " without lone surrogates")
-    reason = reason.replace(f" matching regex {NAME_PATTERN!r}", f" of {NAME_WORDS}")
-    reason = reason.replace("`", "")
-    raise CoefficientsError(f"{subject}: {reason[:1].lower()}{reason[1:]}; {remedy}")
+    except (msgspec.ValidationError, UnicodeEncodeError) as failure:  # of a lone surrogate
+        reason = _REGEX.sub("of another form", str(failure))
+        raise CoefficientsError(f"{root}: {reason}; {remedy}") from None
 
 
 def describe(value: Any) -> str:
