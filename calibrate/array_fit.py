@@ -9,9 +9,9 @@ from calibrate.core.masking import MaskedArrayError, default_errstate, on_cpu
 from calibrate.errors import CalibrateError, warn_user
 from calibrate.fitting.fit_collection import FitResult, fit_collection
 from calibrate.fitting.options import FitOptions
-from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rows import check_bad_rows, count_bad
+from calibrate.rows.rows import count_bad
 from calibrate.store.fit import Fit
 from calibrate.store.references import check_name
 
@@ -108,8 +108,7 @@ def fit_arrays(columns: dict[str, Any], options: FitOptions, name: str) -> FitRe
     check_name(name)
     options.resolved()
     arrays = Arrays.in_memory(name, numpy_columns(columns))
-    check_bad_rows({"sizes": [arrays.bad]})
-    collection = collect_in_memory(arrays)
+    collection = collect_arrays(arrays)
     result = fit_collection(collection, name, options)
     sizes = collection.manifest["sizes"]
     if bad := sum(map(count_bad, sizes)):

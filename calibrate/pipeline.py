@@ -25,15 +25,10 @@ from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.options import LIKELIHOOD, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
-from calibrate.rows.collect import (
-    MAX_COLLECTION_BYTES,
-    collect_from_head,
-    collect_head_in_memory,
-)
+from calibrate.rows.collect import MAX_COLLECTION_BYTES, collect_from_head
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.heads import Head, check_head, load_head
 from calibrate.rows.resume import discard_collection
-from calibrate.rows.rows import check_bad_rows
 from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
 
@@ -85,12 +80,10 @@ def collect(
         raise CalibrateError("sizes is empty; give numbers of items, such as [64, 256]")
     sets = _in_range("sets", sets, 1, MAX_SETS)
     seed = _in_range("seed", seed, 0, (1 << 64) - 1)
-    if folder is None:
-        return collect_head_in_memory(loaded, sizes, sets, seed, keep)
-    folder = Path(folder)
-    if overwrite:
-        discard_collection(folder)
-    return collect_from_head(loaded, sizes, sets, seed, folder, max_bytes, progress, keep, jobs)
+    place = None if folder is None else Path(folder)
+    if overwrite and place:
+        discard_collection(place)
+    return collect_from_head(loaded, sizes, sets, seed, place, max_bytes, progress, keep, jobs)
 
 
 def _in_range(name: str, value: Any, low: int, high: int) -> int:
@@ -123,7 +116,6 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
     Reference: Velickovic et al. 2024, section 3 and appendix A.
     """
     collection = rows if isinstance(rows, RowCollection) else open_collection(Path(rows))
-    check_bad_rows(collection.manifest)
     return solve_collection(collection, jobs)
 
 

@@ -12,7 +12,7 @@ from commands import call
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
 
 SIZES = (16, 64)
@@ -65,7 +65,7 @@ def test_a_collection_in_memory_is_the_one_on_disk(here):
     np.savez("mine.npz", **part)
     on_disk, in_memory = Arrays.read(Path("mine.npz")), Arrays.in_memory("mine", part)
     assert on_disk.fingerprint == in_memory.fingerprint
-    written, kept = collect_arrays(on_disk, here / "run"), collect_in_memory(in_memory)
+    written, kept = collect_arrays(on_disk, here / "run"), collect_arrays(in_memory)
     assert kept.digest == written.digest
     assert kept.manifest["sizes"][0]["kept"] == 2_900
     for (_, one), (_, other) in zip(kept.shards(), written.shards(), strict=True):

@@ -22,7 +22,7 @@ from calibrate.report.plot_diagnosis import (
     shown_heads,
 )
 from calibrate.report.plot_style import MAX_SIZE_TICKS, png
-from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.diagnosis import Diagnosis, diagnose, estimate_slope
 from calibrate.rows.logits_files import Arrays
@@ -73,7 +73,7 @@ def found(collection):
 
 def collected(name="given", **columns):
     """The collection of one head or several, from arrays (rows, ...) in memory."""
-    return collect_in_memory(Arrays.in_memory(name, columns))
+    return collect_arrays(Arrays.in_memory(name, columns))
 
 
 def head_of(**columns):

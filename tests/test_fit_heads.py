@@ -19,7 +19,7 @@ from calibrate.fitting.head_fit import HeadFit
 from calibrate.fitting.held_out import HeldOut
 from calibrate.fitting.options import FitOptions
 from calibrate.parallel import Jobs
-from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
 
 BETAS = {(0, 0): 1.0, (0, 1): 2.5, (4, 0): 1.0, (4, 1): 0.4}  # at which targets are drawn
@@ -42,7 +42,7 @@ def few_groups(arrays):
 
 
 def fit_arrays(arrays, **options):
-    collection = collect_in_memory(Arrays.in_memory("model", arrays))
+    collection = collect_arrays(Arrays.in_memory("model", arrays))
     return fit_collection(collection, "model", FitOptions(**options))
 
 

@@ -1,6 +1,7 @@
 """Jobs: results and bytes that do not depend on where tasks run, and errors of dead workers."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from calibrate import parallel
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel import Jobs, run
 from calibrate.rows.collect import collect_arrays, collect_from_head
-from calibrate.rows.heads import HeadReference, head_to_send, load_head, receive_head
+from calibrate.rows.heads import load_head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.units import UnitSizes
 
@@ -126,13 +127,11 @@ def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
 
 def test_a_loaded_head_is_sent_by_its_reference(here):
     head = load_head("max-retrieval-1")
-    there = head_to_send(head)
-    assert receive_head(there) is head
-    assert there == HeadReference("max-retrieval-1", here, head.fingerprint)
-    assert run([partial(load_twice, there)] * 2, TWO) == [(head.fingerprint, True)] * 2
-    other = HeadReference("max-retrieval-2", here, head.fingerprint)
+    assert len(pickle.dumps(head)) < 1_000
+    assert run([partial(load_twice, pickle.dumps(head))] * 2, TWO) == [(head.fingerprint, True)] * 2
+    load, (_, *others) = head.__reduce__()
     with pytest.raises(CalibrateError, match="'max-retrieval-2' .*sha256:.*sha256:"):
-        receive_head(other)
+        load("max-retrieval-2", *others)
 
 
 ORPHANS = """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import calibrate
 from calibrate.core.rule import horner
-from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
 
 
@@ -27,7 +27,7 @@ def fit_estimator(columns):
 
 def fit_polynomial(columns):
     """beta at ten entropies of the domain."""
-    collection = collect_in_memory(Arrays.in_memory("rows", columns))
+    collection = collect_arrays(Arrays.in_memory("rows", columns))
     fit = calibrate.fit_polynomial(calibrate.solve(collection))
     return [*horner(np.linspace(*fit.only.domain, 10), fit.coefficients), *fit.only.domain]
 

@@ -7,7 +7,7 @@ import calibrate
 from calibrate.errors import QualityError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import FitOptions
-from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 
@@ -96,7 +96,7 @@ def test_a_weight_beyond_float32_is_clipped():
 
 def sample_of(**columns):
     """A collection of 2,000 of the rows."""
-    return collect_in_memory(Arrays.in_memory("mine", columns), max_rows=2_000)
+    return collect_arrays(Arrays.in_memory("mine", columns), max_rows=2_000)
 
 
 def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head():

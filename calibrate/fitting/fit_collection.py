@@ -39,7 +39,7 @@ from calibrate.fitting.least_squares import r_squared_of_log_beta
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection
-from calibrate.rows.rows import HeadIndices, check_bad_rows, count_bad, head_label, known_index
+from calibrate.rows.rows import HeadIndices, count_bad, head_label, known_index
 from calibrate.rows.solve import SolvedInputs, concatenate_solved, solve_collection
 from calibrate.store.fit import Fit
 from calibrate.store.saving import provenance
@@ -81,7 +81,6 @@ def fit_collection(
       CalibrateError: an option is out of range.
       QualityError: too few inputs, too many bad ones, or the answer is no; see `find_refusal`.
     """
-    check_bad_rows(collection.manifest)
     if not collection.heads:
         solved = solve_collection(collection, jobs)
         return fit_solved(collection, solved, name, options, jobs, progress)
@@ -130,7 +129,6 @@ def fit_solved(
         inputs that name heads, refused rules are left out all the same.
     Raises: as `fit_collection`.
     """
-    check_bad_rows(collection.manifest)
     options = _resolve(options, collection)
     statuses = solved.count_by_status()
     if collection.heads:

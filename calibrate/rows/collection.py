@@ -16,7 +16,7 @@ from calibrate.rows.manifest import (
     manifest_text,
     read_manifest,
 )
-from calibrate.rows.rows import COUNTS, HeadIndices, Rows, parse_rows
+from calibrate.rows.rows import COUNTS, HeadIndices, Rows, check_bad_rows, parse_rows
 from calibrate.storage.fingerprints import sha256_of
 
 MAX_SIZES_SHOWN = 16  # by `print`
@@ -64,7 +64,12 @@ class RowCollection(Collection):
             yield read()
 
     def readers(self, heads: HeadIndices | None = None) -> list[ShardReader]:
-        """A function for each shard that reads it; other processes can call it."""
+        """A function for each shard that reads it; other processes can call it.
+
+        Raises:
+          QualityError: more than 1 % of the rows are bad (NaN, +inf or a masked target).
+        """
+        check_bad_rows(self.manifest)
         folder = self.folder.absolute()  # workers may have another working folder
         in_memory = self.in_memory or [None] * len(self.manifest["shards"])
         return [

@@ -13,7 +13,6 @@ from calibrate.rows.collection import RowCollection
 from calibrate.rows.rows import (
     OPTIONAL_COLUMNS,
     Rows,
-    check_bad_rows,
     head_label,
     known_index,
     target_logit,
@@ -74,7 +73,6 @@ class Diagnosis(NamedTuple):
 
 def require_all_rows(collection: RowCollection) -> None:
     """Raises CalibrateError if a collection keeps misranked inputs only."""
-    check_bad_rows(collection.manifest)
     if collection.misranked_only:
         raise CalibrateError(
             f"{collection.folder} keeps misranked inputs only, and a diagnosis needs a sample of "

@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,12 +82,10 @@ class Head(Protocol):
         """bool (count,), True where the answer is correct with attention weights (count, size)."""
 
 
-# Heads that this process has loaded, by reference and folder.
-_loaded: dict[tuple[str, Path], Head] = {}
-
-
 def load_head(reference: str, folder: Path | None = None) -> Head:
     """Loads a head by its name (max-retrieval, max-retrieval-0 .. -9), file or module:attribute.
+
+    Other processes that are sent the head load it by this reference, too.
 
     Args:
       reference: name, path of a weights file, or module:attribute.
@@ -95,39 +93,33 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
     Raises:
       CalibrateError: there is no such head, it breaks the protocol, or its weights are damaged.
     """
-    head = _load(reference, folder or Path())
-    _loaded[reference, (folder or Path()).absolute()] = head
+    folder = (folder or Path()).absolute()
+    loaded: Any = _LoadedHead(_load(reference, folder), reference, folder)
+    head: Head = loaded
     return head
 
 
-@dataclass(frozen=True)
-class HeadReference:
-    """A head that other processes load by its reference."""
+class _LoadedHead:
+    """A head; pickling it takes its reference in place of its weights."""
 
-    reference: str
-    folder: Path
-    fingerprint: str
+    def __init__(self, head: Head, reference: str, folder: Path):
+        self._head, self._reference, self._folder = head, reference, folder
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._head, name)
 
-def head_to_send(head: Head) -> Head | HeadReference:
-    """The reference of a head if it was loaded by one, otherwise the head, for other processes."""
-    for (reference, folder), loaded in _loaded.items():
-        if loaded is head:
-            return HeadReference(reference, folder, head.fingerprint)
-    return head
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_again, (self._reference, self._folder, self.fingerprint)
 
 
-def receive_head(sent: Head | HeadReference) -> Head:
-    """The head that another process sent; a head is loaded once in a process."""
-    if not isinstance(sent, HeadReference):
-        return sent
-    head = _loaded.get((sent.reference, sent.folder))
-    if head is None or head.fingerprint != sent.fingerprint:
-        head = load_head(sent.reference, sent.folder)
-    if head.fingerprint != sent.fingerprint:
+@cache
+def _load_again(reference: str, folder: Path, fingerprint: str) -> Head:
+    """Loads a head that another process has loaded, once in this process."""
+    head = load_head(reference, folder)
+    if head.fingerprint != fingerprint:
         raise CalibrateError(
-            f"head {sent.reference!r} is {head.fingerprint} in a worker and {sent.fingerprint} in "
-            f"this process; give both the same files in {sent.folder}"
+            f"head {reference!r} is {head.fingerprint} in a worker and {fingerprint} in the "
+            f"process that started it; give both the same files in {folder}"
         )
     return head
 

@@ -17,7 +17,7 @@ from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, ROWS, SETS, Metric, P
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
-from calibrate.rows.heads import Head, HeadReference, head_to_send, receive_head
+from calibrate.rows.heads import Head
 from calibrate.rows.likelihood_profile import log_p
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rows import BAD, check_bad_rows, head_label, known_index
@@ -63,9 +63,8 @@ def score_head(
     """
     rules = {BASELINE: identity(), **rules}
     _warn_of_other_heads(rules.values(), head)
-    sent, fits = head_to_send(head), list(rules.values())
     sizes = sorted(set(sizes))
-    tasks = [partial(_score_size, sent, n, sets, seed, fits) for n in sizes]
+    tasks = [partial(_score_size, head, n, sets, seed, [*rules.values()]) for n in sizes]
     progress.begin("scoring", len(tasks))
     scores = run(tasks, jobs, lambda scores_of_size: progress.advance())
     n_inputs = sets * len(sizes)
@@ -91,14 +90,14 @@ def _warn_of_other_heads(fits: Iterable[Fit], head: Head) -> None:
 
 
 def _score_size(
-    sent: Head | HeadReference,
+    head: Head,
     size: int,
     sets: int,
     seed: int,
     fits: Sequence[Fit],
 ) -> dict[Metric, np.ndarray]:
     """Runs the head once on all inputs of a size; scores (fits, sets) by metric."""
-    head, parts = receive_head(sent), []
+    parts = []
     is_scored = callable(getattr(head, "correct", None)) or hasattr(head, "correct_each")
     for unit in plan_units(size, sets):
         logits, target, betas, right = [], [], [], []

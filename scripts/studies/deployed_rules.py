@@ -32,7 +32,7 @@ from calibrate.fitting.fit_rule import can_have_slope, fit_rule
 from calibrate.fitting.held_out import list_procedures
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.parallel import ONE_PROCESS
-from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.likelihood_profile import log_p
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solve import SolvedInputs, solve_collection
@@ -114,7 +114,7 @@ class Calibration(NamedTuple):
 
 def fit_all(rows: HeadRows, head: str) -> Calibration:
     """Fits every rule to rows of the calibration split."""
-    collection = collect_in_memory(Arrays.in_memory(head, rows.arrays()))
+    collection = collect_arrays(Arrays.in_memory(head, rows.arrays()))
     solved = solve_collection(collection, ONE_PROCESS)
     options = FitOptions().resolved()
     procedures = list_procedures(solved, options)

@@ -14,7 +14,7 @@ import train_heads
 
 import calibrate
 from calibrate.rows import max_retrieval
-from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collect import collect_arrays
 from calibrate.rows.collection import RowCollection
 from calibrate.rows.heads import Head, load_head
 from calibrate.rows.logits_files import Arrays
@@ -58,7 +58,7 @@ def array_data(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> Dat
         Arrays.in_memory(name, [{"logits": z.astype(np.float32), "target": t} for z, t in of])
         for name, of in (("fitted", fitted), ("held out", scored))
     ]
-    return DataSet(collect_in_memory(arrays[0]), arrays[1], None)
+    return DataSet(collect_arrays(arrays[0]), arrays[1], None)
 
 
 @contextmanager
