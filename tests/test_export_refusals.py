@@ -192,7 +192,7 @@ def test_a_model_that_carries_a_fit_takes_no_second_one(llama, change):
 def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
-        refused(ALL_ALIKE, llama, "model.safetensors: No space left")
+        refused(ALL_ALIKE, llama, "out: No space left")
     Path("out").mkdir()
     assert (export(ALL_ALIKE, llama) / "config.json").exists()  # an empty folder is free
     with pytest.raises(CalibrateError, match="^out "):

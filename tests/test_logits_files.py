@@ -92,17 +92,6 @@ def test_a_folder_has_its_own_name_however_it_is_given(here, monkeypatch, path, 
     assert Arrays.read(Path(path)).name == name
 
 
-@pytest.mark.parametrize("rows", [20, 2])
-def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
-    """Otherwise the fingerprint would be of other rows."""
-    logits, target = scores(20, 16)
-    arrays = Arrays.read(save(here / "mine.npz", logits=logits, target=target))
-    located = arrays.locate_rows(16, 0, 20)
-    save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
-    with pytest.raises(CalibrateError, match="mine.npz changed"):
-        located.read()
-
-
 def test_positions_and_masks_of_targets_go_together(here):
     folder = here / "mixed"
     save(folder / "a.npz", logits=LOGITS, target=TARGET)

@@ -57,16 +57,21 @@ class CheckedFile(NamedTuple):
 class RowsOfFiles:
     """Rows of one set size, in the order of files; other processes can read them."""
 
-    files: Sequence[tuple[RowsOrPath, str, np.ndarray]]  # file, its digest, and the rows to read
+    files: Sequence[tuple[RowsOrPath, np.ndarray]]  # file, and the rows to read
     columns: Mapping[str, np.ndarray]  # the optional columns of all these rows
     size: int
     sets_of_targets: bool  # targets are masks, not positions
 
     def read(self) -> Rows:
-        """Reads the rows; CalibrateError if a file has changed since it was checked."""
+        """Reads the rows."""
         parts = [
-            compact_rows(_unchanged(file, digest), rows, self.size, self.sets_of_targets)
-            for file, digest, rows in self.files
+            compact_rows(
+                file if isinstance(file, Rows) else _check_file(file).rows,
+                rows,
+                self.size,
+                self.sets_of_targets,
+            )
+            for file, rows in self.files
         ]
         return replace(join_rows(parts), **self.columns)
 
@@ -81,7 +86,7 @@ class Arrays:
 
     name: str  # of a collection
     shown: str  # in messages
-    files: tuple[tuple[RowsOrPath, str], ...]  # with the digests when they were checked
+    files: Sequence[RowsOrPath]
     fingerprint: str
     columns: tuple[str, ...]  # names in OPTIONAL_COLUMNS that the files have
     sets_of_targets: bool  # some row has several targets
@@ -146,22 +151,22 @@ class Arrays:
         sizes: list[int] = np.unique(self.size).tolist()
         return sizes
 
-    @property
-    def _head_code(self) -> np.ndarray:
-        """(rows,) a number for each (layer, head), in the same order."""
-        return np.asarray(self.layer * np.int64(_N_CODES) + self.head + 1)
+    @cached_property
+    def _heads(self) -> tuple[np.ndarray, np.ndarray]:
+        """A number for each distinct (layer, head), in order; and the position of each row's."""
+        code = self.layer * np.int64(_N_CODES) + self.head + 1
+        return np.unique(code, return_inverse=True)
 
     @cached_property
     def heads(self) -> list[tuple[int, int]]:
         """The distinct (layer, head), in order."""
-        layer, head = np.divmod(np.unique(self._head_code), _N_CODES)
+        layer, head = np.divmod(self._heads[0], _N_CODES)
         return list(zip(layer.tolist(), (head - 1).tolist(), strict=True))
 
-    @cached_property
+    @property
     def head_number(self) -> np.ndarray:
         """(rows,) position of each row's head in `heads`."""
-        code = self._head_code
-        return np.searchsorted(np.unique(code), code)
+        return self._heads[1]
 
     @cached_property
     def _places_by_size(self) -> dict[int, np.ndarray]:
@@ -183,7 +188,7 @@ class Arrays:
         """Locates rows first .. first + count - 1 of a size in the files."""
         places = self.places(size, first, count)
         file, row = self.file[places], self.row[places]
-        files = [(*self.files[i], row[file == i]) for i in np.unique(file)]
+        files = [(self.files[i], row[file == i]) for i in np.unique(file)]
         columns = {name: getattr(self, name)[places] for name in self.columns}
         return RowsOfFiles(files, columns, size, self.sets_of_targets)
 
@@ -214,7 +219,7 @@ def _record_files(
     return Arrays(
         name=subject,
         shown=subject,
-        files=tuple(zip(files, digests, strict=True)),
+        files=files,
         fingerprint="sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest(),
         columns=columns,
         sets_of_targets=several,
@@ -312,13 +317,3 @@ def _parse_file(path: Path, state: tuple[int, int] | None) -> CheckedFile:
         )
     rows, n_masked = check_arrays_of_rows(arrays, f"{path}: ")
     return CheckedFile(rows, sha256_of(data), n_masked)
-
-
-def _unchanged(file: RowsOrPath, digest: str) -> Rows:
-    """The rows of a file; CalibrateError if its digest is not that of when it was checked."""
-    if isinstance(file, Rows):
-        return file
-    rows, current, _ = _check_file(file)
-    if current != digest:
-        raise CalibrateError(f"{file} changed while it was in use; run the command again")
-    return rows

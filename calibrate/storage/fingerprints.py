@@ -13,7 +13,6 @@ from calibrate.storage.atomic_io import not_a
 if TYPE_CHECKING:
     import numpy as np
 
-_CHUNK = 1 << 24
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")
 
 
@@ -26,7 +25,7 @@ def fingerprint(source: Any) -> str:
     Returns:
       "sha256:" and 64 hexadecimal digits.
     Raises:
-      CalibrateError: the file cannot be read, or something is neither array nor number.
+      CalibrateError: there is no such file, or something is neither array nor number.
 
     >>> import calibrate, numpy as np
     >>> query = np.eye(2)
@@ -68,21 +67,9 @@ def sha256_of(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """sha256 of a file, in hexadecimal digits.
-
-    Raises:
-      CalibrateError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as failure:
-        raise CalibrateError(
-            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
-        ) from failure
-    return digest.hexdigest()
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint_of(files: Iterable[Path]) -> str:

@@ -22,7 +22,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import DamagedError
 from calibrate.storage.strict_json import describe
 
 _ALIGNMENT = "general.alignment"
@@ -104,17 +104,12 @@ def read_gguf(path: Path) -> GgufFile:
     """The keys and tensors of a .gguf file.
 
     Raises:
-      CalibrateError: it cannot be read.
       DamagedError: it is not such a file, is cut short, or declares more than it can hold.
     """
     try:
         with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return _HeaderReader(data).read_file()
-    except OSError as failure:
-        raise CalibrateError(
-            f"cannot read {path}: {failure.strerror}; check the path and its permissions"
-        ) from failure
     except ValueError as failure:
         raise DamagedError(
             f"{path} is not a whole .gguf file ({failure}); fetch it again"

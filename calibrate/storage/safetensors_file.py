@@ -18,7 +18,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
-from calibrate.storage.atomic_io import unwritable
 from calibrate.storage.strict_json import parse
 
 FLOATS: dict[str, Any] = {
@@ -45,15 +44,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file, by name, in the order of their bytes.
 
     Raises:
-      CalibrateError: it cannot be read.
       DamagedError: it is not such a file, or is cut short.
     """
     try:
         with open(path, "rb") as file, safe_open(path, "np"):  # it checks the header
             (length,) = struct.unpack("<Q", file.read(8))
             header = parse(file.read(length))
-    except OSError as failure:
-        raise _unreadable(path, failure) from failure
     except (SafetensorError, CoefficientsError) as failure:
         raise DamagedError(
             f"{path} is not a whole file of safetensors ({failure}); fetch it again"
@@ -67,19 +63,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensor(path: Path, name: str) -> np.ndarray:
-    """A tensor of floats of a file, in its own dtype.
-
-    Raises:
-      CalibrateError: it cannot be read.
-      DamagedError: the file is not whole.
-    """
+    """A tensor of floats of a file, in its own dtype; DamagedError if the file is not whole."""
     tensor = read_header(path)[name]
-    try:
-        with open(path, "rb") as file:
-            file.seek(tensor.begin)
-            data = file.read(tensor.end - tensor.begin)
-    except OSError as failure:
-        raise _unreadable(path, failure) from failure
+    with open(path, "rb") as file:
+        file.seek(tensor.begin)
+        data = file.read(tensor.end - tensor.begin)
     return np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
 
 
@@ -93,46 +81,37 @@ def copy_changed(source: Path, target: Path, changes: Mapping[str, TensorChange]
     Returns:
       sha256 of the copy, in hexadecimal digits.
     Raises:
-      CalibrateError: a file cannot be read or written, or the source is damaged.
+      CalibrateError: the source is damaged, or a number is beyond its dtype.
     """
     digest = hashlib.sha256()
-    try:
-        with open(target, "xb") as copy:
-            for piece in _pieces(source, changes):
-                copy.write(piece)
-                digest.update(piece)
-            copy.flush()
-            os.fsync(copy.fileno())
-    except OSError as failure:
-        raise unwritable(target, failure) from failure
+    with open(target, "xb") as copy:
+        for piece in _pieces(source, changes):
+            copy.write(piece)
+            digest.update(piece)
+        copy.flush()
+        os.fsync(copy.fileno())
     return digest.hexdigest()
 
 
 def _pieces(source: Path, changes: Mapping[str, TensorChange]) -> Iterator[bytes]:
     """The bytes of the copy, in order."""
     header = read_header(source)
-    try:
-        with open(source, "rb") as file:
-            for name in filter(changes.__contains__, header):
-                tensor = header[name]
-                yield from _chunks(file, tensor.begin - file.tell())
-                data = file.read(tensor.end - tensor.begin)
-                if (changed := _changed(data, tensor, changes[name])) is None:
-                    raise CalibrateError(
-                        f"{name} in {source} becomes larger than {tensor.dtype} holds; give the "
-                        "model in bfloat16 or float32"
-                    )
-                yield changed
-            yield from _chunks(file, source.stat().st_size - file.tell())
-    except OSError as failure:
-        raise _unreadable(source, failure) from failure
+    with open(source, "rb") as file:
+        for name in filter(changes.__contains__, header):
+            tensor = header[name]
+            yield from _chunks(file, tensor.begin - file.tell())
+            data = file.read(tensor.end - tensor.begin)
+            if (changed := _changed(data, tensor, changes[name])) is None:
+                raise CalibrateError(
+                    f"{name} in {source} becomes larger than {tensor.dtype} holds; give the "
+                    "model in bfloat16 or float32"
+                )
+            yield changed
+        yield from _chunks(file, source.stat().st_size - file.tell())
 
 
 def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
-    while n_bytes:
-        chunk = file.read(min(n_bytes, _COPIED_BYTES))
-        if not chunk:
-            raise OSError(0, "it became shorter")
+    while n_bytes and (chunk := file.read(min(n_bytes, _COPIED_BYTES))):
         yield chunk
         n_bytes -= len(chunk)
 
@@ -144,9 +123,3 @@ def _changed(data: bytes, tensor: StoredTensor, change: TensorChange) -> bytes |
         changed = change(original).astype(original.dtype)
     is_kept = (np.isfinite(changed) | ~np.isfinite(original)).all()
     return changed.tobytes() if is_kept else None
-
-
-def _unreadable(path: Path, failure: OSError) -> CalibrateError:
-    return CalibrateError(
-        f"cannot read {path}: {failure.strerror or failure}; check its permissions and the disk"
-    )
