@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from calibrate.errors import CalibrateError, install
 
@@ -182,8 +182,8 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-class Progress(Protocol):
-    """Progress of a long task; the task reports steps in the process that began it."""
+class Progress:
+    """Progress of a long task, which reports steps in the process that began it; shows nothing."""
 
     def begin(self, stage: str, total: int, work: float | None = None) -> None:
         """Begins a stage of `total` steps with so much work in total; None is 1 for each step."""
@@ -195,14 +195,4 @@ class Progress(Protocol):
         """
 
 
-class Silent:
-    """Progress that is not shown."""
-
-    def begin(self, stage: str, total: int, work: float | None = None) -> None:
-        """Shows nothing."""
-
-    def advance(self, work: float = 1.0, resumed: bool = False) -> None:
-        """Shows nothing."""
-
-
-SILENT = Silent()
+SILENT = Progress()

@@ -1,9 +1,9 @@
 """Progress for tests: what it was told, and something to do after each step."""
 
-from calibrate.parallel import Silent
+from calibrate.parallel import Progress
 
 
-class Told(Silent):
+class Told(Progress):
     """Keeps stages and steps; `then(number of steps so far)` is called after each step."""
 
     def __init__(self, then=lambda done: None):

@@ -38,28 +38,6 @@ def test_arrays_round_trip_in_the_same_bytes(tmp_path, npz):
     assert (tmp_path / "b.npz").read_bytes() == npz.read_bytes()
 
 
-def test_every_flipped_bit_in_the_data_is_noticed(npz):
-    data = npz.read_bytes()
-    start = data.index(np.arange(100.0).tobytes())
-    for offset in range(start, start + 800, 37):
-        npz.write_bytes(data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :])
-        with pytest.raises(CalibrateError):
-            read_arrays(npz)
-
-
-def test_no_bytes_crash_the_reader(npz):
-    data, rng = npz.read_bytes(), np.random.default_rng(0)
-    headers = [i for i in range(len(data)) if not 128 <= i < 128 + 800]
-    for at in rng.choice(headers, 150):
-        mangled = bytearray(data)
-        mangled[at] = rng.integers(256)
-        npz.write_bytes(mangled)
-        try:
-            read_arrays(npz)
-        except CalibrateError as failure:
-            assert str(npz) in str(failure)  # noqa: PT017
-
-
 class Pickled:
     def __reduce__(self):
         return os.mkdir, ("made",)

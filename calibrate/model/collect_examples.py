@@ -76,7 +76,7 @@ def collect_examples(
     shards = [
         Shard(
             scores_name(number),
-            partial(_make_shard, runner.load, examples.only(unit)),
+            partial(_score_shard, runner.load, examples.only(unit)),
             _read_entry,
             examples.n_tokens(unit),
         )
@@ -90,7 +90,7 @@ def collect_examples(
     return run_units(Path(folder), contents, runner.jobs, progress)
 
 
-def _make_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes, ShardEntry]:
+def _score_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[bytes, ShardEntry]:
     (scores,) = score_unit(examples, [None], load())
     data = scores.pack()
     return data, entry_of(data)

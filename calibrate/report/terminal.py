@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from calibrate.errors import printable, without_login
+from calibrate.parallel import Progress
 from calibrate.report.blocks import BEST, Block, Code, CommandResult, Facts, Heading, Table, as_json
 
 LABEL_WIDTH = 10
@@ -45,7 +47,7 @@ stdout = Screen(**_options)
 stderr = Screen(stderr=True, **_options)
 
 
-class Steps:
+class Steps(Progress):
     """A bar on stderr for a task that reports stages and steps; use as a context manager.
 
     It has the time left. Where stderr is no terminal, nothing is shown.
@@ -57,7 +59,7 @@ class Steps:
 
     def __init__(self, screen: Console = stderr, clock: Callable[[], float] = time.monotonic):
         self.total = self.done = 0
-        self._bar = Progress(
+        self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),

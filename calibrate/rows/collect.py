@@ -30,13 +30,13 @@ from calibrate.rows.rows import (
     Rows,
     check_bad_rows,
     examine_rows,
+    hashes,
     parse_rows,
     row_bytes,
 )
 from calibrate.rows.sampling import (
     MAX_KEPT_OF_ALL,
     MAX_ROWS,
-    lowest_hashes,
     sample_arrays,
     unit_quotas,
 )
@@ -74,8 +74,9 @@ class HeadSource:
 
     def choose(self, unit: Unit, examined: Examined) -> np.ndarray:
         """Positions of the rows that are kept: those with the lowest hashes of their index."""
-        candidates = examined.misranked if self.misranked_only else examined.good
-        return lowest_hashes(np.flatnonzero(candidates), unit.first, self.quota)
+        rows = np.flatnonzero(examined.misranked if self.misranked_only else examined.good)
+        lowest = np.argsort(hashes(rows + unit.first), kind="stable")[: self.quota]
+        return rows[np.sort(lowest)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ def make_rows(source: HeadSource | ArraySource, unit: Unit) -> Rows:
     )
 
 
-def _make_shard(source: HeadSource | ArraySource, unit: Unit) -> tuple[bytes, ShardEntry]:
+def _pack_shard(source: HeadSource | ArraySource, unit: Unit) -> tuple[bytes, ShardEntry]:
     """The bytes of a unit's shard, and its entry in the manifest."""
     rows = make_rows(source, unit)
     data = rows.pack()
@@ -191,7 +192,7 @@ def _collect(
         shards = [
             Shard(
                 shard_name(unit.size, unit.number),
-                partial(_make_shard, source, unit),
+                partial(_pack_shard, source, unit),
                 partial(_read_entry, unit),
                 unit.size * unit.sets,
             )

@@ -32,21 +32,6 @@ MANIFEST_PER_SHARD = 256
 SHARD_OVERHEAD = 2_048
 
 
-def lowest_hashes(rows: np.ndarray, first: int, most: int) -> np.ndarray:
-    """Chooses the rows of a unit with the lowest hashes of their index, at most so many.
-
-    Args:
-      rows: positions in the unit, increasing, of the candidates.
-      first: index of the unit's first row.
-      most: number of rows.
-    Returns:
-      Positions of the chosen rows, increasing.
-    """
-    if len(rows) > most:
-        rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
-    return rows
-
-
 def unit_quotas(
     units: Sequence[Unit],
     keep: str,
