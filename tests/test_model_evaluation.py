@@ -1,7 +1,6 @@
 """Scores of examples under fits, their cache, and `calibrate model evaluate`."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -105,11 +104,8 @@ def test_cached_scores_are_not_computed_again():
     for indices, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
             score(nothing, examples, indices, fits, other)
-    lost, damaged = files[0], files[-1]
-    lost.unlink()
-    os.truncate(damaged, 50)
-    with pytest.warns(UserWarning, match=damaged.name):
-        repaired = score(runner_of(model), examples, range(4), fits, cache)
+    files[0].unlink()
+    repaired = score(runner_of(model), examples, range(4), fits, cache)
     np.testing.assert_equal(repaired, first)
 
 

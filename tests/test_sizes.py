@@ -107,7 +107,7 @@ def test_the_last_layer_and_head(name, here):
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))
     said["entries"][0][name] = MAX_INDEX + 1
-    with pytest.raises(CalibrateError, match=rf"{name} .*\b32768\b"):
+    with pytest.raises(CalibrateError, match=rf"32767 .*{name}"):
         loads(json.dumps(said).encode())
 
 

@@ -200,7 +200,7 @@ def test_a_fit_that_cannot_be_loaded_is_not_saved(tmp_path):
         "longer than", save_to_store, Fit(RuleForm(), entries, name="big", extra=notes), tmp_path
     )
     odd = Fit(RuleForm(), entries, name="odd", source={"head": "two\nlines"})
-    refuses(r"^source\.head ", save_to_store, odd, tmp_path)
+    refuses(r"source\.head", save_to_store, odd, tmp_path)
     alien = Fit(RuleForm(), entries, name="alien", evidence={"inputs": {1, 2}})
     refuses("^alien@1 .*JSON", save_to_store, alien, tmp_path)
     assert list_names(tmp_path) == []
