@@ -171,7 +171,7 @@ def test_sharded_weights_and_bfloat16(model):
     index = Path("sharded/model.safetensors.index.json")
     text = index.read_text()
     index.write_text(text.replace("model-00001", "../model-00001"))
-    with pytest.raises(CalibrateError, match=r"model\.safetensors\.index\.json .*\.\./model-00001"):
+    with pytest.raises(CalibrateError, match=r"model\.safetensors\.index\.json .*same folder"):
         ModelFolder(Path("sharded"))
     causal_model().save_pretrained("sharded")
     index.write_text(text)  # an old index beside the weights is not read

@@ -25,7 +25,7 @@ UNICODE = r"^(?![\s\S]*[\ud800-\udfff])"  # without lone surrogates
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$(?!\n)"  # of a fit
 PRINTABLE = rf"^(?![\s\S]*[{_UNPRINTABLE}])"
 PRINTABLE_LINES = rf"^(?![\s\S]*(?!\n)[{_UNPRINTABLE}])"
-_REGEX = re.compile(r"matching regex '.*'(?= - at )", re.DOTALL)  # in messages of msgspec
+_REGEX = re.compile(r"matching regex '.*'(?= - at |$)", re.DOTALL)  # in messages of msgspec
 
 PrintableText = Annotated[str, Meta(min_length=1, max_length=1000, pattern=PRINTABLE)]
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", max_length=71)]
