@@ -10,7 +10,7 @@ from calibrate.report.terminal import Steps, show, stderr
 
 
 def diagnose_command(
-    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
+    run: Annotated[Path, Argument(metavar="collection", help="Folder of inputs, from `collect`.")],
     *,
     out: Annotated[
         Path | None, Option(help="File of the figure, .png [default: RUN-diagnosis.png]")

@@ -42,7 +42,12 @@ def export_command(
         Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
     ] = None,
     any_model: Annotated[
-        bool, Option("--any-model", help="Accept a fit of another model.")
+        bool,
+        Option(
+            "--any-model",
+            help="Skip the check that the rule was fitted to these weights, for the same model in "
+            "another dtype or format.",
+        ),
     ] = False,
     check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None,
     engine: EngineAddress = None,

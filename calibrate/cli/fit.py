@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def fit_command(
     ctx: Context,
-    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
+    run: Annotated[Path, Argument(metavar="collection", help="Folder of inputs, from `collect`.")],
     *,
     name: FitName,
     kind: RuleKind = None,
@@ -52,12 +52,13 @@ def fit_command(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the temperature polynomial of a head, and save it.
+    """Fit the temperature rule of a head, and save it.
 
-    beta = 1/theta is a polynomial of degree 4 in the entropy, fitted to all inputs by maximum
-    likelihood with a penalty towards the best constant. It is saved as the next version of NAME if
-    it is significantly better than softmax on held-out folds; if not, nothing is saved (exit code
-    3). If inputs name a layer and head, each head that gains has a rule of its own.
+    By default beta = 1/theta is a polynomial of degree 4 in the entropy, fitted to all inputs by
+    maximum likelihood with a penalty towards the best constant. It is saved as the next version of
+    NAME if it gains at least 0.01 nats over softmax on held-out folds, significantly, and loses no
+    more than --tolerance in distribution; if not, nothing is saved (exit code 3). If inputs name a
+    layer and head, each head that gains has a rule of its own.
 
     Example: calibrate fit runs/mine --name mine
     """

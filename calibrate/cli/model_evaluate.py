@@ -19,7 +19,9 @@ from calibrate.report.terminal import show
 
 
 def model_evaluate_command(
-    run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
+    run: Annotated[
+        Path, Argument(metavar="collection", help="Folder of examples, from `model collect`.")
+    ],
     fits: FitsToScore = None,
     *,
     model: ModelFolderPath = None,

@@ -23,7 +23,9 @@ from calibrate.report.terminal import Steps, show, stderr
 
 
 def model_fit_command(
-    run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
+    run: Annotated[
+        Path, Argument(metavar="collection", help="Folder of examples, from `model collect`.")
+    ],
     *,
     name: FitName,
     model: ModelFolderPath = None,

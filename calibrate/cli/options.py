@@ -88,7 +88,8 @@ def check_fit_name(name: str | None) -> str | None:
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
 HeadName = Annotated[
-    str | None, Option(help="Head: max-retrieval (or -0 .. -9), a weights file, module:attribute.")
+    str | None,
+    Option(help="max-retrieval, max-retrieval-0 to -9, a weights file, or module:attribute."),
 ]
 LogitsPath = Annotated[
     Path | None,

@@ -62,8 +62,9 @@ def run_command(
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
 
-    The temperature polynomial of a head is fitted to its inputs, and saved as NAME. Without a
-    significant gain over softmax on held-out inputs, nothing is saved (exit code 3). The fit is
+    Without options, the head is the built-in max-retrieval. The temperature polynomial of a head is
+    fitted to its inputs, and saved as NAME. Without a significant gain over softmax on held-out
+    inputs, nothing is saved (exit code 3). The fit is
     scored beside softmax, the paper's published polynomial, the best constant and argmax: on new
     inputs of a head, or on held-out folds of --logits. A report is written beside its file. The
     same command continues an interrupted run.

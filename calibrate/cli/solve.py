@@ -11,7 +11,7 @@ from calibrate.report.terminal import show, stderr
 
 
 def solve_command(
-    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
+    run: Annotated[Path, Argument(metavar="collection", help="Folder of inputs, from `collect`.")],
     *,
     out: Annotated[
         Path | None,

@@ -269,9 +269,10 @@ def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = N
     if procedure == LEAST_SQUARES and kind == POLYNOMIAL:
         return f"Maximum likelihood, the default, is significantly better ({nats_text(gain)})."
     if _is_better(gain):
-        return f"The kind {kind} is significantly better ({nats_text(gain)}): `--kind {kind}`."
+        better = f"The kind {kind} is significantly better ({nats_text(gain)})"
+        return f"{better}: prefer it, by `--kind {kind}`."
     subject = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
-    difference = f"{gain.shown('+.4f')} nats"
+    finding = "is not significantly worse"
     if gain.mean > -MIN_GAIN:
-        return f"{subject} does as well within {MIN_GAIN} nats ({difference}): `--kind constant`."
-    return f"{subject} is not significantly worse ({difference}): `--kind constant`."
+        finding = f"does as well within {MIN_GAIN} nats"
+    return f"{subject} {finding} ({gain.shown('+.4f')} nats): prefer it, by `--kind {CONSTANT}`."

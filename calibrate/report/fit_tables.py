@@ -41,7 +41,7 @@ def entries_table(fit: Fit) -> Table:
 
     columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries)).strip()
     if gains:
-        columns.append("gain ± SE")
+        columns.append("gain over the baseline ± SE")
         note = f"Gain: held-out log-likelihood over the baseline, nats. {note}".strip()
     rows = []
     for entry in sorted(fit.entries, key=rank)[:SHOWN_HEADS]:
@@ -81,7 +81,7 @@ def held_out_tables(fit: Fit) -> list[Table]:
         gain = Estimate(before - after, record.get("se", math.nan)).shown("+.3f")
         nll = (decimal(before, ".3f"), decimal(after, ".3f"))
         rows.append([f"{record['n']:,}", f"{record['inputs']:,}", *nll, gain])
-    columns = [n, items, "baseline", THIS_FIT, "gain ± SE"]
+    columns = [n, items, "baseline", THIS_FIT, "gain over the baseline ± SE"]
     note = f"Held out: {items} that the scored rule was not fitted to. NLL: lower is better."
     return [Table(columns, rows, f"NLL of the {target} in nats, held out", note)]
 
@@ -102,5 +102,5 @@ def kinds_tables(fit: Fit) -> list[Table]:
         gain = "" if kind == BASELINE else gain_of(record).shown("+.3f")
         last = THIS_FIT if kind == saved else over_fit.shown("+.4f")
         rows.append([label(kind), decimal(record["nll"], ".3f"), gain, last])
-    columns = ["kind of rule", "NLL", "gain ± SE", f"gain over {THIS_FIT} ± SE"]
+    columns = ["kind of rule", "NLL", "gain over the baseline ± SE", f"gain over {THIS_FIT} ± SE"]
     return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=columns[:1])]

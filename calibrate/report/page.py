@@ -132,7 +132,7 @@ def _page_blocks(
         Heading("Scores"),
         *(_scores_section(scores, fit) if scores else held_out_tables(fit)),
         *temperatures_section(fit, solved),
-        Heading("The rule"),
+        Heading("The rule" if solved is None else "The rule in numbers"),
         *_rule_section(fit, is_drawn=solved is not None),
         *_kinds_section(fit),
         *_inputs_section(fit, solved),
@@ -205,7 +205,7 @@ def temperatures_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block 
     caption = f"{min(n, MAX_POINTS):,} of {n:,} misranked inputs with a finite optimal beta."
     drawn = solved.rows, fit, rules_beside(fit, solved.constant)
     picture = draw_picture(TEMPERATURES, caption, plot_optimal_beta, *drawn, size=TALL_FIGURE)
-    yield Heading(TEMPERATURES)
+    yield Heading(f"{TEMPERATURES} and the rule")
     yield Text(text)
     yield Figures([picture, *_rule_pictures(fit, size=TALL_FIGURE)])
 

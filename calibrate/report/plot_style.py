@@ -21,7 +21,7 @@ OURS = "#D55E00"
 BLACK = "#000000"
 SHADE = "#56B4E9"
 GREY = "#BBBBBB"
-DOMAIN_SHADE = "#EEF6FC"  # opaque, and nearly as bright as the white around it
+DOMAIN_SHADE = "#E4F0FA"  # opaque, and nearly as bright as the white around it
 # Colour, marker and dash of every rule: the markers distinguish them without colour.
 STYLES = {
     "baseline": (BLACK, "o", "-"),

@@ -35,7 +35,7 @@ def beta_fact(fit: Fit) -> tuple[str, str]:
     rule, coefficients = fit.rule, fit.entries[0].coefficients
     if rule.kind == CONSTANT:
         return "beta", constant_text(coefficients[0])
-    return f"beta({symbols(rule)}) = 1/theta", formula(rule.kind, coefficients)
+    return f"beta({symbols(rule)})", formula(rule.kind, coefficients)
 
 
 def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
@@ -51,8 +51,11 @@ def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         degrees = f"{fit.effective_degrees:.1f} of {len(TERMS[fit.rule.kind])}"
         yield "effective degrees of freedom", degrees
     if fit.r_squared is not None:
-        share = "the share of the variance of the optimal log beta that the rule explains"
-        yield "R^2 of log beta", f"{fit.r_squared:.2f}: {share}, in the misranked inputs of the fit"
+        share = (
+            "the share of the variance of the optimal log beta of misranked inputs that the rule "
+            "explains, below 0 if their mean describes it better; no measure of the gain"
+        )
+        yield "R^2 of log beta", f"{fit.r_squared:.2f}: {share}"
 
 
 def symbols(rule: RuleForm) -> str:
@@ -85,12 +88,12 @@ def outside_text(rule: RuleForm) -> str:
     """Describes a rule outside its domain."""
     if rule.depends_on_both:
         return (
-            "H is clamped to the domain; at other sizes, a beta that rises with log n is "
+            "H is clipped to the domain; at other sizes, a beta that rises with log n is "
             "extrapolated, and one that falls is held constant"
         )
     if not rule.by_entropy:
         return "a line that rises is extrapolated, and one that falls is held constant"
-    return "H is clamped to the domain" if rule.outside == "clamp" else "beta is 1 outside it"
+    return "H is clipped to the domain" if rule.outside == "clamp" else "beta is 1 outside it"
 
 
 def bounds_text(rule: RuleForm) -> str:
@@ -102,9 +105,9 @@ def bounds_text(rule: RuleForm) -> str:
 
 
 def bound_text(beta: float) -> str:
-    """A bound of beta, or a tick of its axis: "64", "1/1024" where that is shorter."""
+    """A bound of beta, or a tick of its axis: "64", "1/1,024" where that is shorter."""
     inverse = 1 / beta
-    return f"1/{inverse:g}" if beta < 1 and inverse == round(inverse) else f"{beta:g}"
+    return f"1/{inverse:,g}" if beta < 1 and inverse == round(inverse) else f"{beta:,g}"
 
 
 def entry_heading(fit: Fit) -> str:

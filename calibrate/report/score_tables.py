@@ -8,7 +8,7 @@ from calibrate.evidence.baselines import is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.estimate import MIN_GAIN, NOTHING
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
-from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, Metric
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, PER_CENT, RIGHT, SETS, Metric
 from calibrate.evidence.significance import best_rules
 from calibrate.report.blocks import BEST, SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import capitalised, mean_text, metric_title
@@ -16,13 +16,18 @@ from calibrate.report.rule_text import entry_heading, entry_text
 from calibrate.rows.rows import head_label
 
 BEST_NOTE = (
-    f"{BEST} best NLL, within {MIN_GAIN} nats of the best, or not significantly worse (paired "
+    f"{BEST} the best NLL, or one within {MIN_GAIN} nats of it or not significantly worse (paired "
     "test, 5 %)."
 )
 PRACTICE_NOTE = f"Differences below {MIN_GAIN} nats do not matter in practice."
-NEW_INPUTS_NOTE = "These inputs are new: the NLL of the verdict is that of the collected inputs."
+NEW_INPUTS_NOTE = (
+    "The NLL of the verdict is of the collected inputs, that of this table of new ones."
+)
 GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
 HEADS_NOTE = "A model may lose where its heads gain: `calibrate model evaluate` scores its answers."
+ACCURACY_NOTE = (
+    "Accuracy: of the head's output, so it can change although the order of the items does not."
+)
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
 ECE_NOTE = (
     "ECE: expected calibration error, the mean distance between the top item's probability and the "
@@ -54,13 +59,18 @@ def comparison_table(items: Evidence, names: Names, own: str = "", note: str = "
         columns[metric_title(score, items.of.items)] = _cells(items, rules, score)
     columns["gain over the baseline"] = _gains(items, rules, BASELINE)
     if own and len(rules) > 2:
-        columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
+        gains = _gains(items, rules, own, more_decimals=1)
+        columns[f"gain over {names[own]}"] = [gain or names[own] for gain in gains]
     title = f"Rules on {items.n:,} {items.of.items.name} of {items.of.name}"
-    more = f"{GAIN_NOTE} {ECE_NOTE}" if CONFIDENCE in items.values else GAIN_NOTE
+    more = [
+        ACCURACY_NOTE if items.of.items == SETS and RIGHT in items.values else "",
+        GAIN_NOTE,
+        ECE_NOTE if CONFIDENCE in items.values else "",
+    ]
     marked = [rules.index(own)] if own else []
     rows = list(zip(*columns.values(), strict=True))
     note = f"{BEST_NOTE} {PRACTICE_NOTE} {note}".strip()
-    return Table(list(columns), rows, title, note, more, ["rule"], marked)
+    return Table(list(columns), rows, title, note, " ".join(filter(None, more)), ["rule"], marked)
 
 
 def means_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str) -> Table:
