@@ -33,14 +33,12 @@ def test_warnings_are_at_the_line_of_the_user():
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_targets_of_probability_0_are_not_put_down_to_a_mask():
+def test_targets_of_probability_0_are_bad_rows():
     logits = np.random.default_rng(0).normal(size=(1_000, 6))
     target = gumbel_targets(logits, 1)
     logits[np.arange(80), target[:80]] = -np.inf
-    with pytest.raises(QualityError, match=r"80 masked_target.* -inf \(probability 0\)"):
+    with pytest.raises(QualityError, match="80 masked_target"):
         calibrate.fit(logits, target)
-    with pytest.raises(QualityError, match=r"80 masked_target.* mask, True"):
-        calibrate.fit(logits, target, mask=np.ones(6, bool))
 
 
 def test_compressed_arrays_are_read_and_objects_are_not(tmp_path):

@@ -231,7 +231,6 @@ def test_options_of_a_check(exported):
     assert "--check" in line
     line = refusal("export", "--check", folder, "--served-model-name", "x", code=2)
     assert "--engine" in line
-    assert "--model" in refusal("export", "--check", folder, "--model", folder)
     line = refusal("export", "--check", folder, "--engine", "localhost:8000")
     assert "--engine" in line
 

@@ -293,7 +293,7 @@ def test_the_card_of_an_exported_folder(here):
 def test_the_page_that_documents_it(here):
     _, *lines = lines_of(section("serving.md", "From a fit to a served model"), "bash")
     assert len(lines) == 2
-    save(Path("model"), causal_model(), tokenizer=False)
+    save(Path("MODEL"), causal_model(), tokenizer=False)
     save_to_store(replace(by_size(), name="mine"), here / "fits")
     for line in lines:
         call(*shlex.split(line, comments=True)[1:])

@@ -173,8 +173,9 @@ def test_the_card(here):
 
 
 def test_the_page_that_documents_it(here):
-    published(save(Path("model"), causal_model(), tokenizer=False))
-    for line in lines_of(section("serving.md", "A LoRA")):
+    published(save(Path("MODEL"), causal_model(), tokenizer=False))
+    _, *lines = lines_of(section("serving.md", "A LoRA"))
+    for line in lines:
         call(*shlex.split(line, comments=True)[1:])
 
 

@@ -59,8 +59,7 @@ def comparison_table(items: Evidence, names: Names, own: str = "", note: str = "
         columns[metric_title(score, items.of.items)] = _cells(items, rules, score)
     columns["gain over the baseline"] = _gains(items, rules, BASELINE)
     if own and len(rules) > 2:
-        gains = _gains(items, rules, own, more_decimals=1)
-        columns[f"gain over {names[own]}"] = [gain or names[own] for gain in gains]
+        columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
     title = f"Rules on {items.n:,} {items.of.items.name} of {items.of.name}"
     more = [
         ACCURACY_NOTE if items.of.items == SETS and RIGHT in items.values else "",
