@@ -225,7 +225,7 @@ def test_a_fit_by_entropy_and_size_names_its_eight_terms(by_both):
     for part in (
         "beta(H, n) -0.002 H^4 + 0.02 H^3",
         "0.2 .. 5 nats and sets of 16 .. 1,024 items",
-        "1 <= beta <= 64",
+        "1 ≤ beta ≤ 64",
     ):  # fmt: skip
         assert part in words, part
 
