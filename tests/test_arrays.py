@@ -94,7 +94,7 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
 
 def test_verdict_and_table_have_the_gain(fitted):
     (head,) = fitted.evidence["heads"]
-    assert f"{head['gain']:+.3f} ± {head['se']:.3f} nats" in fitted.verdict
+    assert f"gain {head['gain']:.3f} ± {head['se']:.3f})" in fitted.verdict
     table = fitted.table
     for record in fitted.evidence["held_out"]:
         assert f"{record['nll_after']:.4f}" in table

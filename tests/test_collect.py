@@ -261,6 +261,24 @@ DAMAGES = {
 }
 
 
+def exchange(path):
+    """Another size in place of the shard's own."""
+    path.write_bytes(path.with_name(shard_name(8, 0)).read_bytes())
+
+
+@pytest.mark.parametrize("damage", [*list(DAMAGES.values())[:2], exchange])
+def test_a_damaged_shard_of_an_unfinished_collection_is_made_again(tmp_path, damage):
+    folder = tmp_path / "run"
+    run(folder)
+    before = bytes_of(folder)
+    reopen(folder)
+    path = folder / shard_name(64, 1)
+    damage(path)
+    with pytest.warns(UserWarning, match=path.name):
+        run(folder)
+    assert bytes_of(folder) == before
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_shard_of_a_collection_is_refused(tmp_path, damage):
     folder = tmp_path / "run"

@@ -90,7 +90,7 @@ def test_show_has_rule_evidence_source_and_load_line(here, store, by_size, by_bo
     for name, parts in {
         "max-retrieval@1": [
             calibrate.load("max-retrieval").fingerprint,
-            calibrate.load("max-retrieval").verdict,
+            *calibrate.load("max-retrieval").verdict.split("\n"),
             'fit = calibrate.load("max-retrieval@1")',
         ],
         "paper": [

@@ -136,3 +136,10 @@ def test_a_folder_that_holds_files_is_refused(here):
     (here / "note.txt").write_text("mine")
     with pytest.raises(CalibrateError, match=str(here)):
         Recorder(here, 10**9)
+
+
+def test_groups_are_given_for_all_passes(here):
+    recorder = Recorder(here / "three", 10**9)
+    recorder.next(query=0, target=0, group=1)
+    with pytest.raises(CalibrateError, match="^group "):
+        recorder.next(query=0, target=0)

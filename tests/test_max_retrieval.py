@@ -104,6 +104,23 @@ def test_unknown_heads_are_named(reference):
         load_head(reference)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda a: a.pop("item_1/bias"),
+        lambda a: a.update({"item_1/bias": np.zeros(3, np.float32)}),
+        lambda a: a.update({"item_1/bias": np.zeros(128)}),
+        lambda a: a.update({"item_1/bias": np.full(128, np.nan, np.float32)}),
+    ],
+)
+def test_damaged_weights_are_refused(head, tmp_path, damage):
+    arrays = max_retrieval.flatten(head.params)
+    damage(arrays)
+    write_arrays(tmp_path / "mine.npz", arrays)
+    with pytest.raises(CalibrateError, match=r"mine\.npz: 'item_1/bias' .*float32\(128,\)"):
+        load_head(str(tmp_path / "mine.npz"))
+
+
 def test_shipped_weights_carry_their_training_log():
     for name in built_in_heads()[1:]:
         arrays = read_arrays(WEIGHTS_FOLDER / f"{name}.npz")

@@ -9,6 +9,7 @@ from evidence_cases import CELLS, evidence_of_gains, fitted_at
 
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
+from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.metrics import ANSWERS, LOG_P
 from calibrate.report.sentences import finding, sentences, with_verdict
 from calibrate.rows.score import score_head
@@ -111,6 +112,21 @@ def test_the_sentence_has_the_calibration_error(toy_head):
     errors = [100 * expected_calibration_error(reliability_of(evidence, rule)) for rule in rules]
     assert [float(ece[1]), float(ece[2])] == pytest.approx(errors, abs=0.06)
     assert errors[1] > errors[0] + 5
+
+
+def test_rows_that_a_fit_was_fitted_to_are_said_to_be(by_size):
+    evidence = evidence_of_gains({"own": (0.2,) * 4}, fits={"own": by_size})
+    assert "fitted to" not in finding(evidence, "own")
+    fit = replace(by_size, source={"fingerprint": "sha256:toy"})
+    assert "fitted to" in finding(replace(evidence, fits={"own": fit}), "own")
+
+
+@pytest.mark.parametrize("count", [29, 30])
+def test_a_verdict_of_few_answers_has_a_caution(count):
+    strata = (Stratum(16, "towns", False),)
+    evidence = evidence_of_gains({"own": (0.3,)}, ANSWERS, strata=strata, count=count)
+    assert evidence.n == count
+    assert any("Caution" in text for text in sentences(evidence, "own")) == (count < 30)
 
 
 def test_the_file_of_a_fit_through_a_model_has_its_verdict_and_weight():

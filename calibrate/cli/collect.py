@@ -63,7 +63,8 @@ def collect_command(
 ) -> None:
     """Collect inputs of a head or of logits.
 
-    Misranked inputs, in which another item has a higher logit than the target, are always counted.
+    The result states how many inputs are misranked: another item has a higher logit than the
+    target.
     The same command continues an interrupted collection; a complete one is left as it is.
 
     Example: calibrate collect --head my_head:Scorer --out runs/mine

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import AsJson
+from calibrate.cli.options import AsJson, check_file
 from calibrate.report.terminal import Steps, show, stderr
 
 
@@ -23,7 +23,7 @@ def diagnose_command(
     slope of rho against log n (1: it attends to a fixed number of items, 0: it disperses), and the
     susceptibility, the change of rho per unit of beta. Heads are listed by rising slope. The
     figure shows inputs in the plane of rho and susceptibility. The collection must hold inputs
-    that are ranked right, too.
+    that are ranked correctly, too.
 
     Example: calibrate diagnose runs/mine
     """
@@ -36,7 +36,7 @@ def diagnose_command(
 
     collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)
-    figure = out or Path(f"{run.resolve()}-diagnosis.png")
+    figure = check_file(out, ".png") or Path(f"{run.resolve()}-diagnosis.png")
     check_writable(figure)
     with Steps() as steps:
         result = diagnosis.diagnose(collection, steps)

@@ -75,7 +75,8 @@ def model_fit_command(
         bool,
         Option(
             "--for-export",
-            help="Fit constants that other engines can run.",
+            help="Fit only what an export of this model can hold, such as a constant for each "
+            "layer of a Qwen3.",
         ),
     ] = False,
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0,

@@ -89,7 +89,10 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
 HeadName = Annotated[
     str | None,
-    Option(help="max-retrieval, max-retrieval-0 to -9, a weights file, or module:attribute."),
+    Option(
+        help="max-retrieval (max-retrieval-0), max-retrieval-1 to -9, a weights file, or "
+        "module:attribute."
+    ),
 ]
 LogitsPath = Annotated[
     Path | None,

@@ -56,9 +56,9 @@ def report_command(
 
     The page has the verdict, scores, figures and provenance. A fit of a head is scored on new
     inputs; if its collection is found, the page shows the optimal temperatures of its inputs. A fit
-    per head, or of logits on disk, is scored on the rows of --logits; use rows that it was not
-    fitted to. A fit through a model is evaluated on the model's answers, on the test split of its
-    collection.
+    of several heads, or of recorded logits, is scored on the rows of --logits: give rows that it
+    was not fitted to. A fit of `model fit` is evaluated on the model's answers, on the test split
+    of its collection.
 
     Example: calibrate report max-retrieval --out report.html
     """

@@ -43,7 +43,10 @@ def run_command(
     logits: LogitsPath = None,
     name: Annotated[
         str | None,
-        Option(callback=check_fit_name, help="Name of the fit [default: that of the data]"),
+        Option(
+            callback=check_fit_name,
+            help="Name of the fit [default: quickstart, or that of --logits]",
+        ),
     ] = None,
     overwrite: Overwrite = False,
     sizes: Sizes = RUN_SIZES,
@@ -62,12 +65,13 @@ def run_command(
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
 
-    Without options, the head is the built-in max-retrieval. The temperature polynomial of a head is
-    fitted to its inputs, and saved as NAME. Without a significant gain over softmax on held-out
-    inputs, nothing is saved (exit code 3). The fit is
-    scored beside softmax, the paper's published polynomial, the best constant and argmax: on new
-    inputs of a head, or on held-out folds of --logits. A report is written beside its file. The
-    same command continues an interrupted run.
+    Without options, the head is the built-in max-retrieval. A temperature polynomial is fitted to
+    the inputs of the head, and saved as NAME if it gains at least 0.01 nats over softmax on
+    held-out inputs, significantly, and loses no more than --tolerance in distribution; if not,
+    nothing is saved (exit code 3), unless --kind is given. The fit is scored beside softmax, the
+    paper's published polynomial, the best constant and argmax: on new inputs of a head, or on
+    held-out folds of --logits. A report is written beside its file. The same command continues an
+    interrupted run.
 
     Example: calibrate run --logits mine.npz
     """

@@ -102,6 +102,11 @@ class Evidence:
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(BASELINE, LOG_P)
         return self.estimate(difference / (1 if self.tokens is None else self.tokens))
 
+    def is_held_out(self, rule: str) -> bool:
+        """True unless a rule was fitted to these items, by the fingerprint in its file."""
+        fit = self.fits.get(rule)
+        return fit is None or fit.fingerprint != self.of.fingerprint
+
     @property
     def judged(self) -> "Evidence":
         """The items that decide: of held-out templates, if there are any; else all.

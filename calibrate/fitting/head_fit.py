@@ -167,8 +167,8 @@ def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
     before, after = held_out.nll(BASELINE), held_out.nll(procedure)
     significance = "" if gain.significant else ", not significant"
     return (
-        f"{label}: NLL {before:.3f} -> {after:.3f} on {head.inputs:,} inputs, held out by folds "
-        f"({nats_text(gain)}{significance})."
+        f"{label.capitalize()}: NLL {before:.3f} -> {after:.3f} nats in cross-validation on "
+        f"{head.inputs:,} inputs (gain {gain.shown('.3f')}{significance})."
     )
 
 
@@ -196,8 +196,8 @@ def _notes(head: HeadFit, options: FitOptions) -> list[str]:
         return [""]
     freedom = f"Effective degrees of freedom: {head.rule.degrees_of_freedom:.1f} of {n_terms}."
     ranked_right = (
-        "Every input is ranked right, as targets made from the same logits are, so a larger beta "
-        "is always better: beta is a constant from the median margin of the target."
+        "Every input is ranked correctly, as targets made from the same logits are, so a larger "
+        "beta is always better: beta is a constant from the median margin of the target."
     )
     return [
         freedom if n_terms > 1 else "",
@@ -225,7 +225,8 @@ def _in_distribution(held_out: HeldOut, options: FitOptions) -> str:
     if gain is None:
         return ""
     tolerance = f"tolerance {options.tolerance:g}"
-    return f"In distribution (n <= {options.trained_up_to:,}): {nats_text(gain)} ({tolerance})."
+    gained = f"gain {nats_text(gain, '')}"
+    return f"In distribution (n <= {options.trained_up_to:,}): {gained} ({tolerance})."
 
 
 def advise_kind(held_out: HeldOut, procedure: str) -> tuple[str, Estimate] | None:
@@ -270,9 +271,10 @@ def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = N
         return f"Maximum likelihood, the default, is significantly better ({nats_text(gain)})."
     if _is_better(gain):
         better = f"The kind {kind} is significantly better ({nats_text(gain)})"
-        return f"{better}: prefer it, by `--kind {kind}`."
+        return f"{better}: prefer it (`--kind {kind}`)."
     subject = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
     finding = "is not significantly worse"
     if gain.mean > -MIN_GAIN:
-        finding = f"does as well within {MIN_GAIN} nats"
-    return f"{subject} {finding} ({gain.shown('+.4f')} nats): prefer it, by `--kind {CONSTANT}`."
+        finding = f"does as well, within {MIN_GAIN} nats"
+    difference = f"difference {gain.shown('+.4f')}"
+    return f"{subject} {finding} ({difference}): prefer it (`--kind {CONSTANT}`)."

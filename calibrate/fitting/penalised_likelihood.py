@@ -276,9 +276,9 @@ def degrees_of_freedom(point: Point, lambda_: float) -> float:
 def fit_constant_beta(solved: SolvedInputs, bounds: tuple[float, float]) -> float:
     """The constant beta of highest likelihood, within bounds.
 
-    If every row is ranked right, the likelihood has no maximum. beta is then log(N + 1) / m, with N
-    the sum of the weights and m the median margin of the target: the optimum of N + 1 pairs of
-    items m apart, one of which is ranked wrong.
+    If every row is ranked correctly, the likelihood has no maximum. beta is then log(N + 1) / m,
+    with N the sum of the weights and m the median margin of the target: the optimum of N + 1 pairs
+    of items m apart, one of which is ranked wrong.
     """
     if not solved.misranked.any():
         is_finite = np.isfinite(solved.margin)

@@ -14,6 +14,7 @@ from calibrate.prompts.examples import (
     ExampleCollection,
     ExampleSet,
     make_configuration,
+    parse_scores,
     scores_name,
 )
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
@@ -97,4 +98,5 @@ def _score_shard(load: Callable[[], Loaded], examples: ExampleSet) -> tuple[byte
 
 
 def _read_entry(data: bytes, path: Path) -> ShardEntry:
+    parse_scores(data, path)  # DamagedError if it is not whole
     return entry_of(data)

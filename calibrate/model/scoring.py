@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.model.runner import (
     MODEL_PACKAGES,
     Loaded,
@@ -164,9 +164,14 @@ class ResultCache:
         self._folder, self._context = folder and folder / PASSES_FOLDER, context
 
     def find(self, key: bytes, parse: Callable[[bytes, Path], CachedResult]) -> CachedResult | None:
-        """A result; None if it is absent."""
+        """A result; None if it is absent or damaged."""
         path = self._path(key)
-        return parse(path.read_bytes(), path) if self._folder and path.exists() else None
+        if not self._folder or not path.exists():
+            return None
+        try:
+            return parse(path.read_bytes(), path)
+        except (DamagedError, KeyError):  # the last: other arrays
+            return None
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Writes a result."""

@@ -107,7 +107,7 @@ def input_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         return
     bad = inputs.get("bad", 0)
     right = inputs["seen"] - inputs["misranked"] - bad
-    text = f"{inputs['seen']:,}: {inputs['misranked']:,} misranked, {right:,} ranked right"
+    text = f"{inputs['seen']:,}: {inputs['misranked']:,} misranked, {right:,} ranked correctly"
     yield "inputs", text + (f", {bad:,} left out (NaN, +inf or a masked target)" if bad else "")
     if "fitted" in inputs:
         yield "fitted to", f"{inputs['fitted']:,} inputs"
@@ -217,7 +217,7 @@ def run_result(record: FitRecord, scores: "ScoresRecord | None", page: Path | No
     if advises_constant(fit) and record.collection is not None:
         folder = shlex.quote(str(record.collection.folder))
         line = f"calibrate fit {folder} --kind {CONSTANT} --name {fit.name}-{CONSTANT}"
-        facts.append(("the constant", line))
+        facts.append(("advice", line))
     facts += [("load", f"fit = {load_line(fit)}"), ("report", str(page or "not written"))]
     shown.append(Facts(facts))
     data: dict[str, Any] = {"verdict": fit.verdict, "report": page}

@@ -145,7 +145,10 @@ def _constant_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block]:
     """The line of code of the constant that the verdict of a fit of one head names."""
     if solved and solved.constant is not None and advises_constant(fit):
         line = f"`query = {solved.constant:.3g} * query`"
-        yield Text(f"The constant needs no package: {line} before attention. The fit itself:")
+        yield Text(
+            f"The verdict prefers a constant, which needs no package: {line} before attention. To "
+            f"load this fit, of the kind {fit.rule.kind}:"
+        )
 
 
 def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
@@ -165,8 +168,8 @@ def _scores_section(scores: ScoresRecord, fit: Fit) -> Iterable[PageBlock]:
 def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
     """Scores by size, and reliability."""
     own, items = scores.fits[0], scores.judged
-    bars = "Bars: two standard errors."
-    ends = f"{bars} The axis ends at most at {plots.MAX_GAIN} times the gain of this fit."
+    bars = "Bars: ± two standard errors."
+    ends = f"{bars} Gains beyond {plots.MAX_GAIN} times the largest of this fit are cut off."
     yield draw_picture(
         "Gain over the baseline by size", ends, plots.plot_scores, items, LOG_P, own, gain=True
     )
@@ -177,8 +180,8 @@ def _score_pictures(scores: ScoresRecord) -> Iterable[Picture]:
         chance = reliability_of(items, own).chance
         caption = (
             "Above the diagonal: under-confident; below: over-confident. The ECE is the mean "
-            "distance from the diagonal; with so many inputs, perfectly calibrated probabilities "
-            f"would have one of {100 * chance:.1f} %."
+            "distance from the diagonal; with so many inputs, even perfectly calibrated "
+            f"probabilities would have an ECE of {100 * chance:.1f} % by chance."
         )
         yield draw_picture("Reliability diagram", caption, plots.plot_reliability, items, own)
         caption = "Errors of opposite sign at several n cancel in the ECE of all."
@@ -191,18 +194,20 @@ def temperatures_section(fit: Fit, solved: SolvedHead | None) -> Iterable[Block 
         return
     text = (
         "Each point is a misranked input: its entropy H, and the beta = 1/theta at which its "
-        "target is most probable; those beyond the axis are at its edge. Rules are thin outside "
-        "their domain."
+        "target is most probable. Points beyond the axis are drawn at its edge. A rule is drawn "
+        "thin outside its domain."
     )
     if fit.source.get("options", {}).get("loss") == LIKELIHOOD:
         text += (
-            " The rule is fitted to all inputs: those that are ranked right, whose targets gain "
-            "from every larger beta, are not drawn."
+            " The rule is fitted to all inputs, also to those that are ranked correctly. These are "
+            "not drawn, since every larger beta makes their target more probable."
         )
     if depends_on_size(fit):
         text += " A rule that depends on n is drawn as its mean over inputs of similar entropy."
     n = int(solved.rows.has_finite_optimum().sum())
-    caption = f"{min(n, MAX_POINTS):,} of {n:,} misranked inputs with a finite optimal beta."
+    caption = f"{n:,} misranked inputs."
+    if n > MAX_POINTS:
+        caption = f"A sample of {MAX_POINTS:,} of the {n:,} misranked inputs."
     drawn = solved.rows, fit, rules_beside(fit, solved.constant)
     picture = draw_picture(TEMPERATURES, caption, plot_optimal_beta, *drawn, size=TALL_FIGURE)
     yield Heading(f"{TEMPERATURES} and the rule")

@@ -110,15 +110,15 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
 
 
 def size_colours(least: float, most: float) -> "ScalarMappable":
-    """The colours of n, on a logarithmic scale: viridis without its yellow end.
+    """The colours of n, on a logarithmic scale: viridis without its ends.
 
-    Yellow is hard to see on white, and on black when a figure is inverted.
+    Yellow is hard to see on white; the dark end is white when a figure is inverted.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
-    colours = colormaps["viridis_r"](np.linspace(0.3, 1, 256))
+    colours = colormaps["viridis_r"](np.linspace(0.3, 0.85, 256))
     scale = LinearSegmentedColormap.from_list("n", colours.tolist())
     return ScalarMappable(LogNorm(0.9 * least, 1.1 * most), scale)
 

@@ -21,7 +21,7 @@ BEST_NOTE = (
 )
 PRACTICE_NOTE = f"Differences below {MIN_GAIN} nats do not matter in practice."
 NEW_INPUTS_NOTE = (
-    "The NLL of the verdict is of the collected inputs, that of this table of new ones."
+    "The verdict is from cross-validation on the collected inputs, this table from new inputs."
 )
 GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
 HEADS_NOTE = "A model may lose where its heads gain: `calibrate model evaluate` scores its answers."
@@ -57,9 +57,10 @@ def comparison_table(items: Evidence, names: Names, own: str = "", note: str = "
     columns = {"rule": [names[rule] for rule in rules]}
     for score in scores_of(items):
         columns[metric_title(score, items.of.items)] = _cells(items, rules, score)
-    columns["gain over the baseline"] = _gains(items, rules, BASELINE)
+    columns[wrapped("gain over the baseline, nats")] = _gains(items, rules, BASELINE)
     if own and len(rules) > 2:
-        columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
+        over_own = _gains(items, rules, own, more_decimals=1)
+        columns[wrapped(f"gain over {names[own]}, nats")] = over_own
     title = f"Rules on {items.n:,} {items.of.items.name} of {items.of.name}"
     more = [
         ACCURACY_NOTE if items.of.items == SETS and RIGHT in items.values else "",

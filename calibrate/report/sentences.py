@@ -10,7 +10,7 @@ from calibrate.evidence.baselines import LOG_N, PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.harm_limits import check_limits
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, NATS, SUMMARY, Metric
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, NATS, ROWS, SUMMARY, Metric
 from calibrate.evidence.significance import LOSS, SAME, TOO_FEW, Verdict, is_worse, judge
 from calibrate.report.fit_tables import gain_of
 from calibrate.report.labels import (
@@ -25,6 +25,7 @@ from calibrate.report.labels import (
 from calibrate.store.fit import Fit
 
 # Rules that are simpler than a fit: one of them that does as well is named.
+MIN_ITEMS = 30  # the standard error of fewer is itself uncertain
 SIMPLER = {*(kind for kind in KINDS if "H" not in VARIABLES[kind]), PAPER}
 
 
@@ -37,7 +38,12 @@ def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
       name: its name for people.
     """
     limits = (f"{capitalised(result.text)}." for result in check_limits(evidence, rule))
-    texts = (finding(evidence, rule, name), *limits, _on_other_rules(evidence, rule))
+    texts = (
+        finding(evidence, rule, name),
+        _on_few_items(evidence.judged),
+        *limits,
+        _on_other_rules(evidence, rule),
+    )
     return [text for text in texts if text]
 
 
@@ -53,6 +59,8 @@ def finding(evidence: Evidence, rule: str, name: str = "") -> str:
         before, after = (100 * expected_calibration_error(diagram) for diagram in diagrams)
         numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
     scored = f"{items.n:,} {items.of.items.name}{_source(items)}"
+    if items.of.items == ROWS and not evidence.is_held_out(rule):
+        scored += " (those that it was fitted to)"
     return f"{_outcome(items, verdict, name)}: {', '.join(numbers)} on {scored}."
 
 
@@ -92,6 +100,14 @@ def _source(items: Evidence) -> str:
     if n := len({stratum.template for stratum in strata if stratum.unseen}):
         name += f" in {n} held-out prompt template{'s' * (n > 1)}"
     return name
+
+
+def _on_few_items(items: Evidence) -> str:
+    """A caution about few items, or groups of them; "" if there are enough."""
+    n, groups = items.n_groups or items.n, "groups of " if items.n_groups else ""
+    if n >= MIN_ITEMS:
+        return ""
+    return f"Caution: {n:,} {groups}{items.of.items.name} are few for a verdict."
 
 
 def _on_other_rules(evidence: Evidence, rule: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import warn_of_masks
+from calibrate.errors import DamagedError
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collection import RowCollection, entry_of_rows, rows_in_memory, shard_name
 from calibrate.rows.heads import Head
@@ -116,8 +117,11 @@ def _pack_shard(source: HeadSource | ArraySource, unit: Unit) -> tuple[bytes, Sh
 
 
 def _read_entry(unit: Unit, data: bytes, path: Path) -> ShardEntry:
-    """The entry of a unit's shard that no manifest lists yet."""
-    return entry_of_rows(unit.size, unit.number, parse_rows(data, path), data)
+    """The entry of a unit's shard that no manifest lists yet; DamagedError if it is another's."""
+    rows = parse_rows(data, path)
+    if rows.logits.shape[1] != unit.size:
+        raise DamagedError(f"{path} holds rows of {rows.logits.shape[1]} items, not {unit.size}")
+    return entry_of_rows(unit.size, unit.number, rows, data)
 
 
 # The configuration of a collection, and its units of work with their sources.

@@ -93,6 +93,7 @@ def read_manifest(folder: Path, kind: type[Kind]) -> Kind | None:
     try:
         manifest = json.loads(data)
         given = f"{manifest['format']} {manifest['schema_version']}"
+        _ = manifest["status"], manifest["configuration"]
     except (ValueError, TypeError, KeyError) as failure:
         raise DamagedError(f"{path} is not a manifest; {RESTORE}") from failure
     if given != f"{kind.format} {MANIFEST_VERSION}":

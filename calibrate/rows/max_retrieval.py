@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from calibrate.errors import CalibrateError
 from calibrate.rows.root_finding import jax_defaults
 from calibrate.storage.npz import read_arrays
 
@@ -171,14 +172,22 @@ def flatten(params: Params) -> dict[str, np.ndarray]:
     }
 
 
-def unflatten(arrays: dict[str, np.ndarray]) -> Params:
-    """Inverts `flatten`."""
-    return {
-        layer: {part: jax.device_put(arrays[f"{layer}/{part}"]) for part in ("kernel", "bias")}
-        for layer in LAYERS
-    }
+def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
+    """Inverts `flatten` for arrays read from `path`; CalibrateError if they are invalid."""
+    params: Params = {}
+    for layer, (n_inputs, n_outputs) in LAYERS.items():
+        shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
+        for part, shape in shapes.items():
+            array = arrays.get(f"{layer}/{part}", np.zeros(()))
+            if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+                raise CalibrateError(
+                    f"{path}: '{layer}/{part}' is not finite float32{shape}; these are not "
+                    "max-retrieval weights"
+                )
+            params.setdefault(layer, {})[part] = jax.device_put(array)
+    return params
 
 
 def load_max_retrieval(name: str, path: Path) -> MaxRetrievalHead:
     """Loads the head whose weights are the npz file at `path`."""
-    return MaxRetrievalHead(name, unflatten(read_arrays(path)))
+    return MaxRetrievalHead(name, unflatten(read_arrays(path), path))

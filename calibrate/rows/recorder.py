@@ -43,6 +43,7 @@ class Recorder:
         # (query, target) of the next forward pass
         self._positions: tuple[int | Sequence[int], Positions] | None = None
         self._group: int | Sequence[int] | None = None  # of its sequences
+        self._names_groups: bool | None = None  # True if `next` is given groups
         self._rows: dict[int, Rows] = {}  # by layer
         self._count = 0  # of passes with rows
         self._n_groups = 0  # of sequences, if `next` is given no groups
@@ -64,10 +65,14 @@ class Recorder:
           target: position of the key that should win, one for all sequences or one each; or for
             each sequence a list of positions, any of which may win.
           group: number of the prompt, one for all sequences or one each, if several passes have
-            the same prompt; None, in all passes: each sequence is a prompt of its own.
+            the same prompt; None: each sequence is a prompt of its own.
+        Raises:
+          CalibrateError: a group is given for some passes only.
         """
         self.flush()
-        self._positions, self._group = (query, target), group
+        if self._names_groups not in (None, group is not None):
+            raise CalibrateError("group is given for some forward passes only; give it for all")
+        self._positions, self._group, self._names_groups = (query, target), group, group is not None
 
     def wants(self, layer: int) -> bool:
         """True if the logits of a layer are to be recorded now, once after each `next`."""

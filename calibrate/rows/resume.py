@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
-from calibrate.errors import CalibrateError, warn_user
+from calibrate.errors import CalibrateError, DamagedError, warn_user
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.manifest import (
@@ -125,8 +125,8 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) 
     absolute = folder.absolute()  # workers may have another working folder
     entries, missing = dict[str, ShardEntry](), list[Shard]()
     for shard in plan.shards:
-        if (path := folder / shard.name).exists():
-            entries[shard.name] = shard.read_entry(path.read_bytes(), path)
+        if entry := _entry_on_disk(folder / shard.name, shard):
+            entries[shard.name] = entry
         else:
             missing.append(shard)
     works = {shard.name: shard.work for shard in missing}
@@ -134,6 +134,17 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) 
     tasks = [partial(_make_shard, absolute, shard) for shard in missing]
     entries |= run(tasks, jobs, lambda made: progress.advance(works[made[0]]))
     write_manifest([entries[shard.name] for shard in plan.shards])
+
+
+def _entry_on_disk(path: Path, shard: Shard) -> ShardEntry | None:
+    """The entry of a shard that an earlier run wrote; None if it is absent or damaged."""
+    if not path.exists():
+        return None
+    try:
+        return shard.read_entry(path.read_bytes(), path)
+    except (DamagedError, KeyError, TypeError):  # the last two: other arrays
+        warn_user(f"{path} is damaged; it is collected again")
+        return None
 
 
 def _make_shard(folder: Path, shard: Shard) -> tuple[str, ShardEntry]:

@@ -107,7 +107,7 @@ def restore(checkpoint: Path, fresh: Any) -> tuple[head.Params, Any, list[tuple[
         for i, leaf in enumerate(leaves)
     ]
     log = list(zip(*(arrays[f"log/{name}"].tolist() for name in LOG), strict=True))
-    return head.unflatten(arrays), jax.tree.unflatten(structure, saved), log
+    return head.unflatten(arrays, checkpoint), jax.tree.unflatten(structure, saved), log
 
 
 def initial_params(seed: int) -> head.Params:
