@@ -61,7 +61,8 @@ def plot_scores(
         mean, bar = abs(metric.factor) * np.transpose(points)
         look: dict[str, Any] = {"color": colour, "marker": marker, "ls": dash, "ms": 5, "lw": 1.4}
         name = THIS_FIT if rule == own else label(rule)
-        ax.errorbar(x, mean, bar, capsize=2, zorder=3 if rule == own else 2, label=name, **look)
+        bars = bar if np.isfinite(bar).any() else None  # the ECE has none
+        ax.errorbar(x, mean, bars, capsize=2, zorder=3 if rule == own else 2, label=name, **look)
         if gain and rule == own:
             limit = MAX_GAIN * np.abs(np.nan_to_num(mean)).max()
     ax.grid(alpha=0.25, lw=0.5)

@@ -64,15 +64,12 @@ def symbols(rule: RuleForm) -> str:
 
 
 def domain_text(domain: Sequence[float], rule: RuleForm) -> str:
-    """The entropies and set sizes of the inputs that a rule was fitted to; it is no constant."""
+    """The entropies and set sizes of the domain of a rule, which is no constant."""
     if rule.depends_on_both:
         lo, hi, small, large = domain
         # The entropy of n items is at most log n.
-        ranges = f"{_entropies(lo, min(hi, large))} and sets of {_sizes(small, large)}"
-        return f"{ranges}: entropies H and sizes n of the inputs of the fit"
-    if rule.by_size:
-        return f"{_sizes(*domain)}: sizes n of the inputs of the fit"
-    return f"{_entropies(*domain)}: entropies H of the inputs of the fit"
+        return f"{_entropies(lo, min(hi, large))} and sets of {_sizes(small, large)}"
+    return _sizes(*domain) if rule.by_size else _entropies(*domain)
 
 
 def _entropies(lo: float, hi: float) -> str:

@@ -19,7 +19,7 @@ BEST_NOTE = (
     f"{BEST} the best NLL, or one within {MIN_GAIN} nats of it or not significantly worse (paired "
     "test, 5 %)."
 )
-PRACTICE_NOTE = f"Differences below {MIN_GAIN} nats do not matter in practice."
+PRACTICE_NOTE = f"We treat differences below {MIN_GAIN} nats as negligible."
 NEW_INPUTS_NOTE = (
     "The verdict is from cross-validation on the collected inputs, this table from new inputs."
 )

@@ -6,6 +6,7 @@ Descriptions of fields stand in the file alone, calibrate/store/schemas/coeffici
 and are kept; that of a new field is empty, and is to be written there.
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -88,4 +89,7 @@ def text_of(value: Any, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     PATH.write_text(text_of(json_schema()) + "\n")

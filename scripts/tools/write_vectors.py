@@ -7,6 +7,7 @@ Rows and rules are those of the file; to test another one, add it there, a rule 
 The equations are written anew here, in mpmath, and share no code with the package.
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -122,4 +123,7 @@ def lines(brackets, items, indent, inner=None):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     main()
