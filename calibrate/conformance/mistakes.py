@@ -47,7 +47,7 @@ REMEDIES = {
     WRONG_AXIS: "a batch gives another result than its rows one by one: softmax and entropy go "
     "along the last axis, with keepdims",
     DIFFERS: "no common mistake explains the difference: compare H and beta of the row below; the "
-    "entropy may be in 16 bits, or the bounds of beta may be others",
+    "entropy may be in 16-bit precision, or the bounds of beta may be others",
 }
 # The mistakes that are tried, alone and together.
 COMBINED = (

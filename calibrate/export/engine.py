@@ -77,7 +77,7 @@ class Engine:
     ):
         if not _ADDRESS.fullmatch(address):
             raise CalibrateError(
-                f"engine= is not the address of a server; {_REMEDY}", parameter="engine"
+                "engine= is not an address such as http://localhost:8000", parameter="engine"
             )
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
