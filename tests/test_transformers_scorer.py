@@ -16,7 +16,8 @@ from calibrate.model.parameters import Parameters
 from calibrate.model.runner import divide_batch
 from calibrate.model.scoring import ResultCache, score_fits, score_unit
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
-from calibrate.prompts.examples import ExampleSet
+from calibrate.prompts.examples import PASSES_FOLDER, ExampleSet, Scores, parse_scores
+from calibrate.storage.npz import pack_arrays
 from calibrate.transformers import apply
 from calibrate.transformers.betas import checkpointed, head_betas
 
@@ -210,3 +211,15 @@ def test_a_fit_has_the_scores_of_its_numbers(scorer, family):
     assert len(fit.entries) == n_entries
     np.testing.assert_allclose(log_p(scorer, parameters, indices), expected, atol=1e-5)
     assert family.baseline(HEADS).rules(HEADS) is None
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"x", pack_arrays({"log_p": np.zeros(3)})])
+def test_a_damaged_result_of_the_cache_is_absent(tmp_path, spoilt):
+    cache, scores = ResultCache(tmp_path, "model"), Scores.empty(3)
+    (tmp_path / PASSES_FOLDER).mkdir()
+    cache.keep(b"key", scores.pack())
+    found = cache.find(b"key", parse_scores)
+    np.testing.assert_array_equal(found.log_p, scores.log_p)
+    (path,) = (tmp_path / PASSES_FOLDER).iterdir()
+    path.write_bytes(spoilt)
+    assert cache.find(b"key", parse_scores) is None
