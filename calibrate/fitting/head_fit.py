@@ -150,8 +150,12 @@ def verdict_text(heads: Sequence[HeadFit], options: FitOptions, held_out: HeldOu
         lines.append(
             kinds_sentence(held_out, options.procedure, first.constant if is_one else None)
         )
-    notes = _notes(first, options) if is_one else []
-    notes.insert(1, "" if held_out is None else _in_distribution(held_out, options))
+    is_smoothed = is_one and options.loss == LIKELIHOOD
+    notes = [
+        _freedom_sentence(first) if is_smoothed else "",
+        "" if held_out is None else _in_distribution(held_out, options),
+        *(_cautions(first) if is_smoothed else []),
+    ]
     return "\n".join(filter(None, [*lines, " ".join(filter(None, notes))]))
 
 
@@ -188,22 +192,23 @@ def _heads_sentence(heads: Sequence[HeadFit], options: FitOptions) -> str:
     return f"{text}." + (f" {kept} keep{'s' * (kept == 1)} softmax." if kept else "")
 
 
-def _notes(head: HeadFit, options: FitOptions) -> list[str]:
-    """Sentences on the freedom, and on betas that the inputs do not determine."""
+def _freedom_sentence(head: HeadFit) -> str:
+    """The effective degrees of freedom; "" for a constant, which has one."""
     assert head.rule is not None
-    n_terms = len(TERMS[options.rule_kind])
-    if options.loss != LIKELIHOOD:
-        return [""]
-    freedom = f"Effective degrees of freedom: {head.rule.degrees_of_freedom:.1f} of {n_terms}."
+    n_terms = len(TERMS[head.rule.form.kind])
+    if n_terms == 1:
+        return ""
+    return f"Effective degrees of freedom: {head.rule.degrees_of_freedom:.1f} of {n_terms}."
+
+
+def _cautions(head: HeadFit) -> list[str]:
+    """Sentences on betas that the inputs do not determine; "" where they do."""
+    assert head.rule is not None
     ranked_right = (
         "Every input is ranked correctly, as targets made from the same logits are, so a larger "
         "beta is always better: beta is a constant from the median margin of the target."
     )
-    return [
-        freedom if n_terms > 1 else "",
-        ranked_right if head.ranked_right else "",
-        _bound_sentence(head.rule.form, head.bound),
-    ]
+    return [ranked_right if head.ranked_right else "", _bound_sentence(head.rule.form, head.bound)]
 
 
 def _bound_sentence(form: RuleForm, bound: str) -> str:
