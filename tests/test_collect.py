@@ -24,6 +24,7 @@ from calibrate.rows.sampling import (
 )
 from calibrate.rows.score import score_head
 from calibrate.rows.units import UnitSizes, plan_units, unit_seed
+from calibrate.storage.npz import write_arrays
 
 SIZES, SETS = [8, 64, 100], 300
 # Several units and pieces of each size, as in large runs.
@@ -266,7 +267,11 @@ def exchange(path):
     path.write_bytes(path.with_name(shard_name(8, 0)).read_bytes())
 
 
-@pytest.mark.parametrize("damage", [*list(DAMAGES.values())[:2], exchange])
+def other_arrays(path):
+    write_arrays(path, {"foo": np.zeros(3)})
+
+
+@pytest.mark.parametrize("damage", [*list(DAMAGES.values())[:2], exchange, other_arrays])
 def test_a_damaged_shard_of_an_unfinished_collection_is_made_again(tmp_path, damage):
     folder = tmp_path / "run"
     run(folder)

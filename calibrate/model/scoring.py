@@ -170,7 +170,7 @@ class ResultCache:
             return None
         try:
             return parse(path.read_bytes(), path)
-        except (DamagedError, KeyError):  # the last: other arrays
+        except DamagedError:
             return None
 
     def keep(self, key: bytes, data: bytes) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.rows.manifest import Collection, ShardEntry, entry_of, listed_bytes
 from calibrate.storage.npz import pack_arrays, parse_arrays
 
@@ -239,6 +239,9 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
 
 
 def parse_scores(data: bytes, path: Path) -> Scores:
-    """Parses the bytes of a shard; DamagedError if they are not an npz file."""
+    """Parses the bytes of a shard; DamagedError if they are not such a file."""
     arrays = parse_arrays(data, path)
-    return Scores.baseline(arrays["log_p"], arrays["right"])._replace(**arrays)
+    try:
+        return Scores.baseline(arrays["log_p"], arrays["right"])._replace(**arrays)
+    except (KeyError, ValueError) as failure:  # an array is absent, or another one
+        raise DamagedError(f"{path} does not hold the arrays of scores; delete it") from failure

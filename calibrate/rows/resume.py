@@ -142,7 +142,7 @@ def _entry_on_disk(path: Path, shard: Shard) -> ShardEntry | None:
         return None
     try:
         return shard.read_entry(path.read_bytes(), path)
-    except (DamagedError, KeyError, TypeError):  # the last two: other arrays
+    except DamagedError:
         warn_user(f"{path} is damaged; it is collected again")
         return None
 

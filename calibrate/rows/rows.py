@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrate.core.row_batches import row_entropy
 from calibrate.defaults import MAX_BETA
-from calibrate.errors import QualityError
+from calibrate.errors import DamagedError, QualityError
 from calibrate.evidence.estimate import per_cent
 from calibrate.storage.npz import pack_arrays, parse_arrays
 
@@ -211,8 +211,11 @@ def row_bytes(size: int, sets_of_targets: bool = False, columns: Collection[str]
 
 
 def parse_rows(data: bytes, path: Path) -> Rows:
-    """Reads the rows from the bytes of a shard; DamagedError if they are not an npz file."""
-    return Rows(**parse_arrays(data, path))
+    """Reads the rows from the bytes of a shard; DamagedError if they are not such a file."""
+    try:
+        return Rows(**parse_arrays(data, path))
+    except TypeError as failure:  # another array, or one too few
+        raise DamagedError(f"{path} does not hold the arrays of a shard; delete it") from failure
 
 
 def hashes(index: np.ndarray) -> np.ndarray:
